@@ -1,0 +1,219 @@
+"""From what you have to the parts: the lower-case functions of the public face."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from gradaccum.accumulator import Accumulator
+from gradaccum.audit import Verify
+from gradaccum.batch import LengthFunction, WeighFunction, default_length
+from gradaccum.collate import CollateFunction, collate_function
+from gradaccum.errors import ArgumentError
+from gradaccum.feed import Feed
+from gradaccum.loader import EffectiveBatches, Last
+from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut, require_positive
+from gradaccum.protocols import LossFunction
+from gradaccum.update import Update
+
+
+def accumulator(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    loss: LossFunction | None = None,
+    *,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+    max_grad_norm: float | None = None,
+    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
+    cost: Cost | None = None,
+    collate: CollateFunction | None = None,
+    pad: Any = None,
+    length: LengthFunction | None = None,
+    weigh: WeighFunction | None = None,
+    device: torch.device | str | None = None,
+    verify: Literal["first", "never"] = "first",
+    nonfinite: Literal["raise", "skip_step"] = "raise",
+) -> Accumulator:
+    """Build an accumulator.
+
+    Args:
+        model: The model; `loss` is called with it.
+        optimizer: Any optimizer of torch's, or several that step together.
+        loss: ``loss(model, micro_batch)`` returning a `Loss`, the sum over the micro-batch and
+            its weight, or a mapping of names to them. Without it, drive your own loop with
+            `Accumulator.over` and `Accumulator.backward`.
+        scheduler: Any learning-rate scheduler, or several; moved once per update.
+        max_grad_norm: Bound on the 2-norm of the gradient of the effective batch.
+        micro_batch_size: Samples in a micro-batch. Either this or `micro_batch_tokens`.
+        micro_batch_tokens: Tokens in a micro-batch after padding, at most.
+        cost: What a micro-batch costs, if the default does not fit the machine.
+        collate: From a list of samples to a micro-batch. Either this or `pad`.
+        pad: Padding values by leaf, ``{"input_ids": 0, "labels": -100}``, or a tokenizer.
+        length: Length of a sample in tokens; by default that of its ``input_ids``.
+        weigh: Weight of a sample in each term of the loss, ``{"ce": 12, "aux": 1}``; needed for
+            a loss of several terms with different weights.
+        device: Where micro-batches are moved to; by default where the model is.
+        verify: ``"first"`` looks at a few samples of the first effective batch and warns where
+            samples interact; ``"never"`` does not.
+        nonfinite: What a gradient that is not finite does: ``"raise"``, or ``"skip_step"``.
+
+    Returns:
+        The accumulator.
+
+    Raises:
+        ArgumentError: Arguments contradict each other, or the model.
+    """
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    _check_parameters(model, optimizers)
+    _one_of("verify", verify, ("first", "never"))
+    _one_of("nonfinite", nonfinite, ("raise", "skip_step"))
+    if collate is not None and pad is not None:
+        raise ArgumentError(
+            "accumulator(collate=..., pad=...)",
+            expected="one of the two",
+            got="both",
+            remedy="Let the collate function pad, and leave pad out.",
+        )
+    cut = _cut(micro_batch_size, micro_batch_tokens, cost)
+    feed = None
+    if cut is not None:
+        own = collate_function(pad) if collate is None else None
+        capped = length is not None or micro_batch_tokens is not None
+        feed = Feed(
+            cut=cut,
+            collate=own or collate or collate_function(),
+            length=length or default_length,
+            padded=tuple(own.pad if own else ("input_ids",)) if capped else (),
+            device=torch.device(device) if device is not None else _device(model),
+        )
+    check = None
+    if feed is not None and loss is not None and verify == "first":
+        check = Verify(model=model, loss=loss, micro_batch=feed.one, length=feed.length)
+    if scheduler is None:
+        schedulers: tuple[LRScheduler, ...] = ()
+    else:
+        schedulers = (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
+    return Accumulator(
+        model=model,
+        update=Update(optimizers=optimizers, max_grad_norm=max_grad_norm),
+        loss=loss,
+        feed=feed,
+        schedulers=schedulers,
+        weigh=weigh,
+        check=check,
+        nonfinite=nonfinite,
+    )
+
+
+def effective_batches(
+    dataset: Iterable[Any],
+    size: int,
+    *,
+    lengths: Sequence[int] | np.ndarray | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    last: Last = "keep",
+    epochs: int = 1,
+    steps: int | None = None,
+    workers: int = 0,
+) -> EffectiveBatches:
+    """Build the effective batches of a dataset: which samples make an optimizer step.
+
+    Args:
+        dataset: Anything with ``len`` and indexing, or any iterable of samples.
+        size: Samples in an effective batch.
+        lengths: ``(n,)`` tokens of each sample, if known beforehand; samples are then read when
+            their micro-batch comes up.
+        shuffle: Whether samples are shuffled (not those of an iterable).
+        seed: Seed of the order; the order of an epoch depends on it and the epoch alone.
+        last: ``"keep"`` or ``"drop"`` the last, partial effective batch of an epoch.
+        epochs: Epochs in one iteration.
+        steps: Optimizer steps in one iteration, in place of `epochs`.
+        workers: Processes that read samples ahead.
+
+    Returns:
+        An iterable of effective batches.
+    """
+    return EffectiveBatches(
+        dataset=dataset,
+        size=size,
+        lengths=lengths,
+        shuffle=shuffle,
+        seed=seed,
+        last=last,
+        epochs=epochs,
+        steps=steps,
+        workers=workers,
+    )
+
+
+def _cut(size: int | None, tokens: int | None, cost: Cost | None) -> Cut | None:
+    if size is not None and tokens is not None:
+        raise ArgumentError(
+            f"accumulator(micro_batch_size={size}, micro_batch_tokens={tokens})",
+            expected="one of the two",
+            got="both",
+            remedy="Give micro_batch_tokens for samples of uneven length, else the size.",
+        )
+    if tokens is not None:
+        cap = Cap(limit=require_positive("micro_batch_tokens", tokens))
+        return CappedCut(cap=cap, cost=cost or Cost())
+    if cost is not None:
+        raise ArgumentError(
+            "accumulator(cost=...)",
+            expected="micro_batch_tokens beside it",
+            got="no cap that a choice could be made under",
+            remedy="Pass micro_batch_tokens, or leave cost out.",
+        )
+    return None if size is None else FixedCut(size=size)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ArgumentError(
+            f"accumulator({name}={value!r})",
+            expected=" or ".join(map(repr, allowed)),
+            got=repr(value),
+            remedy=f"Pass {name}={allowed[0]!r}, the default.",
+        )
+
+
+def _check_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    if not optimizers or not all(isinstance(one, Optimizer) for one in optimizers):
+        raise ArgumentError(
+            "accumulator(model, optimizer)",
+            expected="one torch optimizer, or a sequence of them",
+            got=", ".join(type(one).__name__ for one in optimizers) or "none",
+            remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True).",
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    held: set[int] = set()
+    for optimizer in optimizers:
+        for g, group in enumerate(optimizer.param_groups):
+            for k, parameter in enumerate(group["params"]):
+                where = f"{type(optimizer).__name__}.param_groups[{g}]['params'][{k}]"
+                if id(parameter) not in known:
+                    raise ArgumentError(
+                        where,
+                        expected=f"a parameter of the model ({type(model).__name__})",
+                        got=f"another tensor of shape {tuple(parameter.shape)}",
+                        remedy="Build the optimizer from model.parameters() of this very model, "
+                        "or pass the modules together: torch.nn.ModuleList([model, other]).",
+                    )
+                if id(parameter) in held:
+                    raise ArgumentError(
+                        where,
+                        expected="each parameter in one optimizer",
+                        got="one that an earlier optimizer holds",
+                        remedy="Take it out of one of them.",
+                    )
+                held.add(id(parameter))

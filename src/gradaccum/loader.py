@@ -1,0 +1,346 @@
+"""Which samples make an optimizer step: effective batches of a dataset, in a seeded order."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from gradaccum.batch import EffectiveBatch, LengthFunction, Samples
+from gradaccum.collate import CollateFunction
+from gradaccum.errors import ArgumentError, DataError
+from gradaccum.partition import by_length, num_parts, require_positive
+from gradaccum.partition.cut import checked_lengths
+from gradaccum.rng import data_order
+
+Last = Literal["keep", "drop"]
+
+
+@runtime_checkable
+class MapStyle(Protocol):
+    """A dataset whose samples are read by index."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return one sample."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+
+class EffectiveBatches:
+    """The effective batches of a dataset, epoch after epoch.
+
+    Iterating goes on from where the last iteration ended, by default one epoch at a time. The
+    order of an epoch depends on the seed and the epoch alone.
+
+    Samples of a map-style dataset whose lengths are given are read when their micro-batch comes
+    up, the longest first; those of any other dataset are read with their effective batch. With
+    workers they are read ahead in other processes, at most one effective batch.
+
+    Args:
+        dataset: Map-style (``len`` and indexing), or any iterable of samples.
+        size: Samples in an effective batch: the science, not the memory.
+        lengths: ``(n,)`` tokens of each sample of a map-style dataset.
+        shuffle: Whether a map-style dataset is shuffled.
+        seed: Seed of the order.
+        last: Whether a last, partial effective batch of an epoch makes a step (``"keep"``) or
+            not (``"drop"``). One that is the only one of its epoch is kept in any case.
+        epochs: Epochs in one iteration.
+        steps: Optimizer steps in one iteration, over as many epochs as it takes, in place of
+            `epochs`.
+        workers: Processes that read samples; 0 reads them in this one.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Any,
+        size: int,
+        lengths: Sequence[int] | np.ndarray | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        last: Last = "keep",
+        epochs: int = 1,
+        steps: int | None = None,
+        workers: int = 0,
+    ) -> None:
+        self.size = require_positive("size", size, call=f"effective_batches(size={size!r})")
+        self._epochs = require_positive("epochs", epochs)
+        self._steps = None if steps is None else require_positive("steps", steps)
+        if last not in ("keep", "drop"):
+            raise ArgumentError(
+                f"effective_batches(last={last!r})",
+                expected='"keep" or "drop"',
+                got=repr(last),
+                remedy='Pass last="keep" to use every sample.',
+            )
+        self._dataset, self._workers, self._last, self._seed = dataset, workers, last, seed
+        self._map_style, self._shuffle = _is_map_style(dataset, workers), shuffle
+        if self._map_style and len(dataset) == 0:
+            raise DataError(
+                "effective_batches(dataset)",
+                expected="at least one sample",
+                got="an empty dataset",
+                remedy="Check the path or the filter that made it.",
+            )
+        if lengths is not None and not self._map_style:
+            raise ArgumentError(
+                "effective_batches(iterable, lengths=...)",
+                expected="lengths with a dataset that has len() and indexing",
+                got=type(dataset).__name__,
+                remedy="Leave lengths out; the accumulator measures samples as they come.",
+            )
+        self._lengths = None if lengths is None else checked_lengths(lengths, len(dataset))
+        self._epoch = self._done = 0  # epochs begun, and effective batches handed out in this one
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next effective batch, from 0."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Return the optimizer steps in one iteration; those left, from a saved state."""
+        if self._steps is not None:
+            return self._steps
+        return self._per_epoch() * self._epochs - self._done
+
+    def _per_epoch(self) -> int:
+        if not self._map_style:
+            raise TypeError(f"object of type {type(self._dataset).__name__} has no len()")
+        return max(1, num_parts(len(self._dataset), self.size, last=self._last))
+
+    def __iter__(self) -> Iterator[EffectiveBatch]:
+        """Iterate over `epochs` epochs, or over `steps` effective batches.
+
+        Yields:
+            Effective batches.
+
+        Raises:
+            DataError: The dataset gives no sample.
+        """
+        budget = self._steps
+        until = self._epoch + self._epochs
+        while budget is None or budget > 0:
+            if budget is None and self._epoch >= until:
+                return
+            given = self._done
+            for batch in self._one_epoch():
+                self._done += 1
+                yield batch
+                budget = None if budget is None else budget - 1
+                if budget == 0:
+                    break
+            else:
+                if self._done == 0 and given == 0:
+                    raise DataError(
+                        f"epoch {self._epoch} of effective_batches(...)",
+                        expected="at least one sample",
+                        got="none",
+                        remedy="Pass a dataset that can be iterated again, or fewer epochs.",
+                    )
+                self._epoch, self._done = self._epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the next iteration goes on, as plain JSON."""
+        return {"epoch": self._epoch, "done": self._done, "size": self.size, "seed": self._seed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from a saved place.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            ArgumentError: It was saved with another size or seed.
+        """
+        for name, mine in (("size", self.size), ("seed", self._seed)):
+            if state[name] != mine:
+                raise ArgumentError(
+                    f"load_state_dict({name}={state[name]})",
+                    expected=f"{name}={mine}, as these effective batches have",
+                    got=str(state[name]),
+                    remedy=f"Build them with {name}={state[name]} to go on from this state.",
+                )
+        self._epoch, self._done = state["epoch"], state["done"]
+
+    def _one_epoch(self) -> Iterator[EffectiveBatch]:
+        return self._by_index() if self._map_style else self._in_turn()
+
+    def _by_index(self) -> Iterator[EffectiveBatch]:
+        total = len(self._dataset)
+        order = (
+            data_order(total, seed=self._seed, epoch=self._epoch)
+            if self._shuffle
+            else np.arange(total)
+        )
+        starts = [k * self.size for k in range(self._done, self._per_epoch())]
+        batches = [order[start : start + self.size] for start in starts]
+        if self._lengths is not None:  # in the order in which they will be asked for
+            batches = [batch[by_length(self._lengths[batch])] for batch in batches]
+        reader = _reader(self._dataset, batches, self._workers, lazy=self._lengths is not None)
+        for indices in batches:
+            if self._lengths is None:
+                yield Samples(reader.read(len(indices)))
+            else:
+                yield _Unread(reader, indices, self._lengths)
+
+    def _in_turn(self) -> Iterator[EffectiveBatch]:
+        source: Iterable[Any] = self._dataset
+        if self._workers:
+            source = chain.from_iterable(
+                DataLoader(
+                    _iterable_dataset(self._dataset),
+                    batch_size=_chunk(self.size, self._workers),
+                    num_workers=self._workers,
+                    collate_fn=_as_list,
+                )
+            )
+        samples = iter(source)
+        for _ in range(self._done * self.size):  # where a saved state had come to
+            next(samples, None)
+        first = self._done == 0
+        while batch := list(islice(samples, self.size)):
+            if len(batch) < self.size and self._last == "drop" and not first:
+                return
+            yield Samples(batch)
+            first = False
+
+
+def _is_map_style(dataset: Any, workers: int) -> bool:
+    """Return whether samples are read by index; refuse what is no dataset at all."""
+    if isinstance(dataset, (Mapping, str)) or not isinstance(dataset, (MapStyle, Iterable)):
+        raise ArgumentError(
+            f"effective_batches({type(dataset).__name__})",
+            expected="a dataset with len() and indexing, or an iterable of samples",
+            got=type(dataset).__name__,
+            remedy="Wrap columns of tensors in torch.utils.data.TensorDataset.",
+        )
+    if isinstance(dataset, MapStyle) and not isinstance(dataset, IterableDataset):
+        return True
+    if workers > 1 and not isinstance(dataset, IterableDataset):
+        raise ArgumentError(
+            f"effective_batches(iterable, workers={workers})",
+            expected="one worker, since each would give every sample again",
+            got=f"{workers} workers for a {type(dataset).__name__}",
+            remedy="Pass workers=1, or an IterableDataset that shards itself by worker.",
+        )
+    return False
+
+
+class _Unread(EffectiveBatch):
+    """An effective batch whose samples are read when their micro-batch comes up."""
+
+    def __init__(self, reader: "_Reader", indices: np.ndarray, lengths: np.ndarray) -> None:
+        self._reader, self._start = reader, reader.planned(len(indices))
+        self.indices, self.dataset_lengths = indices, lengths
+
+    def __len__(self) -> int:
+        return 0 if self.indices is None else len(self.indices)
+
+    def lengths(self, length: LengthFunction) -> np.ndarray | None:
+        """Return the lengths that came with the dataset."""
+        known, indices = self.dataset_lengths, self.indices
+        return None if known is None or indices is None else known[indices]
+
+    def sample(self, position: int) -> Any:
+        """Read one sample, and keep what was read ahead in its place."""
+        return self._reader.sample(self._start + position)
+
+    def micro_batch(self, positions: np.ndarray, collate: CollateFunction) -> Any:
+        """Read and collate samples, which are given up after."""
+        return collate([self._reader.take(self._start + k) for k in positions.tolist()])
+
+
+class _Reader:
+    """Reads the samples of an epoch in a known order, some of them ahead.
+
+    A sample that is asked for out of order is read at once, by itself.
+    """
+
+    def __init__(self, dataset: Any, indices: np.ndarray, chunks: Iterable[list[Any]]) -> None:
+        self._dataset, self._indices = dataset, indices
+        self._ahead = chain.from_iterable(chunks)
+        self._next = 0  # place of the sample that comes out of `_ahead` next
+        self._planned = 0
+
+    def planned(self, count: int) -> int:
+        """Return where the next effective batch of `count` samples begins."""
+        start, self._planned = self._planned, self._planned + count
+        return start
+
+    def read(self, count: int) -> list[Any]:
+        """Return the next samples."""
+        start = self.planned(count)
+        return [self.take(place) for place in range(start, start + count)]
+
+    def take(self, place: int) -> Any:
+        """Return the sample at a place in the order of the epoch."""
+        if place < self._next:
+            return self.sample(place)
+        while self._next < place:  # left unread by an effective batch that was not run
+            next(self._ahead)
+            self._next += 1
+        self._next += 1
+        return next(self._ahead)
+
+    def sample(self, place: int) -> Any:
+        """Return the sample at a place without moving on."""
+        return self._dataset[int(self._indices[place])]
+
+
+def _reader(dataset: Any, batches: list[np.ndarray], workers: int, *, lazy: bool) -> _Reader:
+    indices = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
+    size = max((len(batch) for batch in batches), default=1)
+    # Decoded photographs are large: of samples that are read one by one, few wait at a time.
+    chunk = min(_chunk(size, workers), 8) if lazy else _chunk(size, workers)
+    chunks = [indices[k : k + chunk].tolist() for k in range(0, len(indices), chunk)]
+    if not workers:
+        return _Reader(dataset, indices, ([dataset[k]] for k in indices.tolist()))
+    loader = DataLoader(
+        dataset,
+        batch_sampler=_Fixed(chunks),
+        num_workers=workers,
+        collate_fn=_as_list,
+        prefetch_factor=2,
+    )
+    return _Reader(dataset, indices, loader)
+
+
+def _chunk(size: int, workers: int) -> int:
+    """Return how many samples a worker reads at a time.
+
+    Each worker has two chunks under way, so all of them together are one effective batch ahead.
+    """
+    return max(1, -(-size // (2 * max(workers, 1))))
+
+
+class _Fixed(Sampler[list[int]]):
+    """Index lists that were made beforehand."""
+
+    def __init__(self, chunks: list[list[int]]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._chunks)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+
+def _as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class _Wrapped(IterableDataset[Any]):
+    """Any iterable, as torch's DataLoader wants it."""
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._samples)
+
+
+def _iterable_dataset(dataset: Any) -> Dataset[Any]:
+    return dataset if isinstance(dataset, IterableDataset) else _Wrapped(dataset)

@@ -1,0 +1,136 @@
+"""Loss functions that hand back a sum and its weight, named as in `torch.nn.functional`."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradaccum.errors import LossError
+from gradaccum.loss.value import Loss
+
+Per = Literal["token", "sequence"]
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    per: Per = "token",
+) -> Loss:
+    """Return the cross-entropy of classes along the last dimension.
+
+    For a classifier, a token tagger or a masked language model alike: the weight is the number
+    of labels that are not ignored.
+
+    Args:
+        logits: ``(..., classes)``.
+        labels: ``(...)`` class indices.
+        ignore_index: Label that carries no loss and no weight.
+        label_smoothing: As in `torch.nn.functional.cross_entropy`.
+        per: What the mean runs over. ``"token"``: every label counts the same. ``"sequence"``:
+            every sample (first dimension) counts the same, its labels being averaged first; a
+            sample without a label has no weight. For a constant in place of a count, replace
+            the weight: ``Loss(loss.sum, weight=constant)``.
+
+    Returns:
+        The summed loss and the number of labels, or of sequences.
+
+    Raises:
+        LossError: The shapes do not fit each other.
+    """
+    if logits.shape[:-1] != labels.shape:
+        raise LossError(
+            "losses.cross_entropy(logits, labels)",
+            expected="labels of the shape of the logits without their last dimension, the classes",
+            got=f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}",
+            remedy="Move the classes to the last dimension: logits.movedim(1, -1).",
+        )
+    flat, targets = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    if per == "token":
+        total = functional.cross_entropy(
+            flat,
+            targets,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
+        return Loss(total, (labels != ignore_index).sum())
+    if per != "sequence":
+        raise LossError(
+            f"losses.cross_entropy(per={per!r})",
+            expected='"token" or "sequence"',
+            got=repr(per),
+            remedy="Say what the mean runs over.",
+        )
+    values = functional.cross_entropy(
+        flat, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )
+    counts = (labels != ignore_index).flatten(1).sum(1)
+    means = values.view(len(labels), -1).sum(1) / counts.clamp(min=1)
+    return Loss(means.sum(), (counts > 0).sum())
+
+
+def causal_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    per: Per = "token",
+) -> Loss:
+    """Return the next-token cross-entropy of a causal language model.
+
+    Position ``t`` predicts label ``t + 1``, so a row of five labels has weight four. The labels
+    are shifted, not the logits: shifted logits would be a copy of the largest tensor there is.
+
+    Args:
+        logits: ``(batch, length, vocabulary)``, not shifted.
+        labels: ``(batch, length)`` token ids, not shifted.
+        ignore_index: Label that carries no loss and no weight.
+        label_smoothing: As in `torch.nn.functional.cross_entropy`.
+        per: ``"token"`` or ``"sequence"``, as in `cross_entropy`.
+
+    Returns:
+        The summed loss and the number of predicted labels, or of sequences.
+    """
+    following = torch.full_like(labels, ignore_index)
+    following[..., :-1] = labels[..., 1:]
+    return cross_entropy(
+        logits, following, ignore_index=ignore_index, label_smoothing=label_smoothing, per=per
+    )
+
+
+def binary_cross_entropy_with_logits(
+    logits: Tensor, targets: Tensor, *, weights: Tensor | None = None
+) -> Loss:
+    """Return the binary cross-entropy of independent yes-or-no labels.
+
+    Args:
+        logits: Of any shape.
+        targets: Of the same shape, in [0, 1].
+        weights: Of the same shape; by default 1 each.
+
+    Returns:
+        The summed loss and the sum of the weights.
+    """
+    values = functional.binary_cross_entropy_with_logits(
+        logits, targets.to(logits.dtype), reduction="none"
+    )
+    return Loss.of(values, weights)
+
+
+def mse_loss(output: Tensor, target: Tensor, *, weights: Tensor | None = None) -> Loss:
+    """Return the squared error.
+
+    Args:
+        output: Of any shape.
+        target: Of the same shape.
+        weights: Of the same shape; by default 1 each.
+
+    Returns:
+        The summed squared error and the sum of the weights.
+    """
+    return Loss.of(functional.mse_loss(output, target, reduction="none"), weights)

@@ -1,0 +1,157 @@
+"""A loss as a sum and what it must be divided by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradaccum.errors import LossError
+
+_LOSS_REMEDY = (
+    "Sum the losses instead of averaging them, and count what they are to be divided by: "
+    "Loss(losses.sum(), weight=losses.numel()), or one of gradaccum.losses."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    r"""The summed loss of some samples, and its weight; their mean is ``sum / weight``.
+
+    Sums are added over micro-batches and divided once, at the optimizer step, so the mean over an
+    effective batch is the same however it was cut:
+    :math:`L = \sum_i s_i / \sum_i w_i`.
+
+    Args:
+        sum: 0-dimensional tensor, differentiable, not yet divided by anything.
+        weight: What the sum is divided by: samples, label tokens, pixels. A number, or a
+            0-dimensional tensor, at least 0. No gradient flows through it.
+
+    >>> import torch
+    >>> one, two = Loss(torch.tensor(10.0), 1), Loss(torch.tensor(8.0), 9)
+    >>> float((one + two).mean())
+    1.8
+    """
+
+    sum: Tensor
+    weight: Tensor | float
+
+    @classmethod
+    def of(cls, values: Tensor, weights: Tensor | None = None) -> "Loss":
+        """Build a loss from elementwise losses.
+
+        Args:
+            values: Losses of any shape, one for each sample, token or pixel.
+            weights: Weights of the same shape, such as a 0/1 mask; by default 1 each. Where the
+                weight is 0 the value does not count, even if it is not finite.
+
+        Returns:
+            ``Loss((values * weights).sum(), weights.sum())``.
+
+        Raises:
+            LossError: The shapes differ.
+        """
+        if weights is None:
+            return cls(values.sum(), values.numel())
+        if weights.shape != values.shape:
+            raise LossError(
+                "Loss.of(values, weights)",
+                expected="weights of the shape of the values",
+                got=f"{tuple(weights.shape)} for values of {tuple(values.shape)}",
+                remedy="Expand the weights: weights.expand_as(values).",
+            )
+        kept = torch.where(weights != 0, values, torch.zeros_like(values))
+        return cls((kept * weights).sum(), weights.detach().sum())
+
+    def __add__(self, other: "Loss") -> "Loss":
+        return Loss(self.sum + other.sum, self.weight + other.weight)
+
+    def __mul__(self, factor: float) -> "Loss":
+        """Scale the loss, not its weight: ``0.01 * auxiliary``."""
+        return Loss(self.sum * factor, self.weight)
+
+    __rmul__ = __mul__
+
+    def mean(self) -> Tensor:
+        """Return ``sum / weight``."""
+        return self.sum / self.weight
+
+    def detach(self) -> "Loss":
+        """Return the same numbers without a graph, in double precision where the device has it."""
+        kind = torch.float32 if self.sum.device.type == "mps" else torch.float64
+        weight = self.weight
+        if isinstance(weight, Tensor):
+            weight = weight.detach().to(self.sum.device, kind)
+        return Loss(self.sum.detach().to(kind), weight)
+
+
+def checked(loss: Any, *, call: str) -> Loss:
+    """Return `loss` if it is a valid `Loss`.
+
+    Values on an accelerator are not looked at, since that would wait for it: a bad weight there
+    makes the total weight NaN, which is refused before the update.
+
+    Args:
+        loss: What the user's loss function handed back, or one of its terms.
+        call: The call in the user's spelling, for messages.
+
+    Returns:
+        The loss.
+
+    Raises:
+        LossError: It is no `Loss`, the sum is not a floating-point scalar tensor, or the weight
+            is negative, NaN or not a scalar.
+    """
+    if not isinstance(loss, Loss):
+        raise LossError(
+            call, expected="a gradaccum.Loss(sum, weight)", got=_told(loss), remedy=_LOSS_REMEDY
+        )
+    total, weight = loss.sum, loss.weight
+    if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
+        raise LossError(
+            f"{call} -> Loss(sum=...)",
+            expected="a 0-dimensional floating-point tensor",
+            got=_told(total),
+            remedy=_LOSS_REMEDY,
+        )
+    if isinstance(weight, Tensor) and weight.ndim == 0 and weight.device.type != "cpu":
+        return Loss(total, torch.where(weight >= 0, weight, torch.nan))
+    scalar = weight.ndim == 0 if isinstance(weight, Tensor) else isinstance(weight, Real)
+    if not scalar or not isfinite(weight) or weight < 0:
+        raise LossError(
+            f"{call} -> Loss(weight=...)",
+            expected="one number of at least 0: what the summed loss is divided by",
+            got=_told(weight),
+            remedy="Count the samples, label tokens or pixels that the sum runs over.",
+        )
+    return loss
+
+
+def checked_terms(result: Any, *, call: str) -> Mapping[str, Loss]:
+    """Return what a loss function handed back as terms by name; the name of a lone loss is "".
+
+    Args:
+        result: A `Loss`, or a mapping of names to them.
+        call: The call in the user's spelling, for messages.
+
+    Returns:
+        The terms.
+
+    Raises:
+        LossError: A term is not a valid `Loss`, or there is none.
+    """
+    if not isinstance(result, Mapping):
+        return {"": checked(result, call=call)}
+    if not result:
+        got = "an empty mapping"
+        raise LossError(call, expected="at least one term", got=got, remedy=_LOSS_REMEDY)
+    return {str(name): checked(term, call=f"{call}[{name!r}]") for name, term in result.items()}
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor) and value.ndim:
+        return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    return f"{value!r} of type {type(value).__name__}"

@@ -1,0 +1,101 @@
+"""How effective batches are to be cut: a choice, made once and applied to each of them."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from gradaccum.errors import ArgumentError
+from gradaccum.partition.cost import Cap, Cost
+from gradaccum.partition.cut import admit, fixed, optimal
+from gradaccum.partition.plan import Partition, require_positive
+
+
+class Cut(Protocol):
+    """A way of cutting effective batches."""
+
+    def __call__(
+        self,
+        num_samples: int,
+        lengths: np.ndarray | None,
+        *,
+        indices: np.ndarray | None = None,
+    ) -> Partition:
+        """Cut an effective batch; `indices` are its samples' places in the dataset."""
+
+    def admit(self, lengths: np.ndarray) -> None:
+        """Raise if a dataset has a sample that no micro-batch may hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedCut:
+    """Micro-batches of a fixed number of samples, those of like length together.
+
+    Args:
+        size: Samples in one micro-batch.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        require_positive("micro_batch_size", self.size)
+
+    def __call__(
+        self,
+        num_samples: int,
+        lengths: np.ndarray | None,
+        *,
+        indices: np.ndarray | None = None,
+    ) -> Partition:
+        """Cut an effective batch."""
+        return fixed(num_samples, self.size, lengths=lengths)
+
+    def admit(self, lengths: np.ndarray) -> None:
+        """Return: any sample fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CappedCut:
+    """The cheapest micro-batches under a hard cap.
+
+    Args:
+        cap: The most that one may hold.
+        cost: What one costs.
+    """
+
+    cap: Cap
+    cost: Cost = field(default_factory=Cost)
+
+    def __call__(
+        self,
+        num_samples: int,
+        lengths: np.ndarray | None,
+        *,
+        indices: np.ndarray | None = None,
+    ) -> Partition:
+        """Cut an effective batch.
+
+        Args:
+            num_samples: Samples in it.
+            lengths: ``(n,)`` tokens.
+            indices: ``(n,)`` places in the dataset, for messages.
+
+        Returns:
+            The partition.
+
+        Raises:
+            ArgumentError: Lengths are unknown.
+        """
+        if lengths is None:
+            raise ArgumentError(
+                f"micro_batch_{self.cap.unit}={self.cap.limit:g}",
+                expected="samples whose lengths are known",
+                got=f"{num_samples} samples without a length",
+                remedy="Pass accumulator(..., length=lambda sample: len(sample[...])) and a list "
+                "of samples, or micro_batch_size.",
+            )
+        return optimal(lengths, self.cap, cost=self.cost, indices=indices)
+
+    def admit(self, lengths: np.ndarray) -> None:
+        """Raise `SampleTooLargeError` if one sample alone exceeds the cap."""
+        admit(lengths, self.cap)

@@ -1,0 +1,78 @@
+"""Length-ordered effective batches for another trainer: the one line that it has to change."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from gradaccum.loader import Last
+from gradaccum.partition import accumulation_steps, by_length, fixed, num_parts
+from gradaccum.partition.cut import checked_lengths
+from gradaccum.rng import data_order
+
+
+class EffectiveBatchSampler(Sampler[list[int]]):
+    """A batch sampler that sorts each effective batch by length before it cuts it.
+
+    Which samples share an optimizer step is random, as with any shuffled sampler; which of them
+    share a micro-batch follows length, so little is padded. Give it as ``batch_sampler=`` to a
+    DataLoader, of Hugging Face's Trainer, Accelerate, Lightning or a loop of your own, together
+    with ``size / micro_batch_size`` accumulation steps over all ranks.
+
+    Args:
+        lengths: ``(n,)`` tokens of each sample.
+        size: Samples in an effective batch, over all ranks.
+        micro_batch_size: Samples in a micro-batch; must divide `size`.
+        shuffle: Whether samples are shuffled.
+        seed: Seed of the order.
+        last: Whether a last, partial effective batch is kept or dropped.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        size: int,
+        micro_batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        last: Last = "keep",
+    ) -> None:
+        self._lengths = checked_lengths(lengths, len(lengths))
+        self.accumulation_steps = accumulation_steps(
+            effective_batch=size, micro_batch_size=micro_batch_size
+        )
+        self.batch_size, self.drop_last = micro_batch_size, last == "drop"  # Accelerate reads both
+        self._size, self._shuffle, self._seed, self._last = size, shuffle, seed, last
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch; trainers call this before each.
+
+        Args:
+            epoch: From 0.
+        """
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the micro-batches of an epoch."""
+        total = len(self._lengths)
+        if self._last == "drop":
+            total -= total % self._size
+        return num_parts(total, self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterate over the micro-batches of an epoch.
+
+        Yields:
+            Indices of the samples of a micro-batch.
+        """
+        total = len(self._lengths)
+        order = np.arange(total)
+        if self._shuffle:
+            order = data_order(total, seed=self._seed, epoch=self._epoch)
+        for k in range(num_parts(total, self._size, last=self._last)):
+            indices = order[k * self._size : (k + 1) * self._size]
+            indices = indices[by_length(self._lengths[indices])]
+            for positions in fixed(len(indices), self.batch_size):
+                yield indices[positions].tolist()
