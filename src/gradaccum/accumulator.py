@@ -52,6 +52,7 @@ class _Open:
     micro_batches: int = 0
     awaited: bool = False  # a micro-batch of `over` is out whose backward has not come
     last: bool = False  # and no other will follow it
+    cut_off: bool = False  # another effective batch began before this one was closed
     started: float = field(default_factory=perf_counter)
 
 
@@ -191,7 +192,7 @@ class Accumulator:
         return self._over(loader, steps)
 
     def backward(
-        self, sum: Tensor | Loss | Terms, weight: Tensor | float | None = None
+        self, sum: Tensor | Loss, weight: Tensor | float | None = None
     ) -> StepReport | None:
         """Add the gradient of a micro-batch; update the parameters if it was the last.
 
@@ -204,7 +205,8 @@ class Accumulator:
 
         Raises:
             PhaseError: No micro-batch of `over` awaits its backward.
-            LossError: The weight is missing.
+            LossError: The weight is missing, or there are several terms: their weights over the
+                whole effective batch cannot be known in a loop of your own.
         """
         opened = self._open
         if opened is None or not opened.awaited:
@@ -221,7 +223,15 @@ class Accumulator:
                 got="no weight",
                 remedy="Pass weight=: the samples or tokens that the sum runs over.",
             )
-        loss = sum if weight is None else Loss(sum, weight)  # type: ignore[arg-type]  # checked:
+        if isinstance(sum, Mapping):
+            raise LossError(
+                "accumulator.backward({...})",
+                expected="one sum with one weight",
+                got=f"the terms {', '.join(map(str, sum))}",
+                remedy="Use accumulator.step(batch) with weigh=..., which knows the weights of "
+                "the whole effective batch beforehand.",
+            )
+        loss = sum if weight is None else Loss(sum, weight)  # type: ignore[arg-type]  # see below
         try:
             self._add(checked_terms(loss, call="accumulator.backward(sum, weight)"))
             opened.awaited = False
@@ -294,6 +304,13 @@ class Accumulator:
                 with self._sync.hold(last=opened.last):
                     yield micro
                 del micro
+                if opened.cut_off:
+                    raise PhaseError(
+                        "accumulator.over(...)",
+                        expected="one effective batch at a time",
+                        got="another that began in the middle of this one; its sums are dropped",
+                        remedy="Finish the loop first, or use an accumulator of its own.",
+                    )
                 if self._open is opened and opened.last:
                     self._close()  # the last micro-batch was left without a backward
                 if self._open is not opened:
@@ -303,6 +320,9 @@ class Accumulator:
                 self._abandon()
 
     def _begin(self, weighed: Mapping[str, float] | None = None) -> _Open:
+        if self._open is not None:  # left behind by a loop that something ended
+            self._open.cut_off = True
+            self._abandon()
         self._gradients.clear()
         self._phase = Phase.SUMMING
         self._open = _Open(before=self._counters, tally=Tally(weighed=weighed))

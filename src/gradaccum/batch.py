@@ -48,6 +48,10 @@ class EffectiveBatch(ABC):
     def micro_batch(self, positions: np.ndarray, collate: CollateFunction) -> Any:
         """Return the samples at these positions as one micro-batch, on the host."""
 
+    def peek(self, positions: np.ndarray, collate: CollateFunction) -> Any:
+        """Return samples as one micro-batch, leaving what was read ahead in its place."""
+        return self.micro_batch(positions, collate)
+
 
 class Samples(EffectiveBatch):
     """An effective batch of samples that are in memory.

@@ -93,7 +93,7 @@ def accumulator(
         )
     check = None
     if feed is not None and loss is not None and verify == "first":
-        check = Verify(model=model, loss=loss, micro_batch=feed.one, length=feed.length)
+        check = Verify(model=model, loss=loss, micro_batch=feed.peek, length=feed.length)
     if scheduler is None:
         schedulers: tuple[LRScheduler, ...] = ()
     else:

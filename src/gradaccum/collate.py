@@ -6,6 +6,7 @@ guessed: leaves of unequal shape that no padding value was given for are an erro
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -69,8 +70,12 @@ class Collate:
     def _padded(self, tensors: Sequence[Tensor], value: float) -> Tensor:
         longest = max(len(tensor) for tensor in tensors)
         first = tensors[0]
+        kinds = [tensor.dtype for tensor in tensors if tensor.numel()]  # [] alone would be float
         out = torch.full(
-            (len(tensors), longest, *first.shape[1:]), value, dtype=first.dtype, device=first.device
+            (len(tensors), longest, *first.shape[1:]),
+            value,
+            dtype=reduce(torch.promote_types, kinds),
+            device=first.device,
         )
         for row, tensor in zip(out, tensors, strict=True):
             if self.side == "right":

@@ -62,7 +62,7 @@ class Feed:
             yield micro
             del micro
 
-    def one(self, effective: EffectiveBatch, positions: list[int]) -> Any:
+    def peek(self, effective: EffectiveBatch, positions: list[int]) -> Any:
         """Return some samples as one micro-batch on the device.
 
         Args:
@@ -72,7 +72,7 @@ class Feed:
         Returns:
             The micro-batch.
         """
-        return to_device(effective.micro_batch(np.asarray(positions), self.collate), self.device)
+        return to_device(effective.peek(np.asarray(positions), self.collate), self.device)
 
     def _compare(self, micro: Any, plan: Partition, k: int) -> None:
         if not self.padded or plan.lengths is None:

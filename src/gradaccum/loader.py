@@ -5,6 +5,7 @@ from itertools import chain, islice
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from gradaccum.batch import EffectiveBatch, LengthFunction, Samples
@@ -92,7 +93,8 @@ class EffectiveBatches:
                 remedy="Leave lengths out; the accumulator measures samples as they come.",
             )
         self._lengths = None if lengths is None else checked_lengths(lengths, len(dataset))
-        self._epoch = self._done = 0  # epochs begun, and effective batches handed out in this one
+        self._epoch = self._done = 0  # epochs ended, and effective batches handed out after them
+        self._left: int | None = None  # of an iteration that is under way: steps, else epochs
 
     @property
     def epoch(self) -> int:
@@ -100,10 +102,11 @@ class EffectiveBatches:
         return self._epoch
 
     def __len__(self) -> int:
-        """Return the optimizer steps in one iteration; those left, from a saved state."""
+        """Return the optimizer steps in one iteration; those left, if one is under way."""
         if self._steps is not None:
-            return self._steps
-        return self._per_epoch() * self._epochs - self._done
+            return self._steps if self._left is None else self._left
+        epochs = self._epochs if self._left is None else self._left
+        return self._per_epoch() * epochs - self._done
 
     def _per_epoch(self) -> int:
         if not self._map_style:
@@ -115,38 +118,56 @@ class EffectiveBatches:
 
         Yields:
             Effective batches.
-
-        Raises:
-            DataError: The dataset gives no sample.
         """
-        budget = self._steps
-        until = self._epoch + self._epochs
-        while budget is None or budget > 0:
-            if budget is None and self._epoch >= until:
-                return
-            given = self._done
-            for batch in self._one_epoch():
-                self._done += 1
+        by_step = self._steps is not None
+        if self._left is None:
+            self._left = self._steps or self._epochs
+        try:
+            yield from self._rest_of_iteration(by_step)
+        finally:
+            if self._left == 0:
+                self._left = None
+
+    def _rest_of_iteration(self, by_step: bool) -> Iterator[EffectiveBatch]:
+        while self._left:
+            resumed, ended = self._done > 0, False
+            for batch in self._one_epoch():  # counted before it is handed out, so that a state
+                self._done += 1  # that is saved while it is in use goes on behind it
+                self._left -= int(by_step)
+                ended = self._map_style and self._done == self._per_epoch()
+                if ended:
+                    self._end_epoch(by_step)
                 yield batch
-                budget = None if budget is None else budget - 1
-                if budget == 0:
+                if self._left == 0:
                     break
             else:
-                if self._done == 0 and given == 0:
+                if not resumed and not ended and self._done == 0:
                     raise DataError(
                         f"epoch {self._epoch} of effective_batches(...)",
                         expected="at least one sample",
                         got="none",
                         remedy="Pass a dataset that can be iterated again, or fewer epochs.",
                     )
-                self._epoch, self._done = self._epoch + 1, 0
+                if not ended:
+                    self._end_epoch(by_step)
 
-    def state_dict(self) -> dict[str, int]:
+    def _end_epoch(self, by_step: bool) -> None:
+        self._epoch, self._done = self._epoch + 1, 0
+        if not by_step and self._left is not None:
+            self._left -= 1
+
+    def state_dict(self) -> dict[str, Any]:
         """Return where the next iteration goes on, as plain JSON."""
-        return {"epoch": self._epoch, "done": self._done, "size": self.size, "seed": self._seed}
+        return {
+            "epoch": self._epoch,
+            "done": self._done,
+            "left": self._left,
+            "size": self.size,
+            "seed": self._seed,
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from a saved place.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved place; an iteration that was under way is continued to its end.
 
         Args:
             state: What `state_dict` returned.
@@ -162,9 +183,11 @@ class EffectiveBatches:
                     got=str(state[name]),
                     remedy=f"Build them with {name}={state[name]} to go on from this state.",
                 )
-        self._epoch, self._done = state["epoch"], state["done"]
+        self._epoch, self._done, self._left = state["epoch"], state["done"], state["left"]
 
     def _one_epoch(self) -> Iterator[EffectiveBatch]:
+        if hasattr(self._dataset, "set_epoch"):  # as datasets with an order or masks of their own
+            self._dataset.set_epoch(self._epoch)
         return self._by_index() if self._map_style else self._in_turn()
 
     def _by_index(self) -> Iterator[EffectiveBatch]:
@@ -178,12 +201,23 @@ class EffectiveBatches:
         batches = [order[start : start + self.size] for start in starts]
         if self._lengths is not None:  # in the order in which they will be asked for
             batches = [batch[by_length(self._lengths[batch])] for batch in batches]
-        reader = _reader(self._dataset, batches, self._workers, lazy=self._lengths is not None)
+        reader = _reader(
+            self._dataset,
+            batches,
+            workers=self._workers,
+            lazy=self._lengths is not None,
+            generator=self._generator(),
+        )
         for indices in batches:
             if self._lengths is None:
                 yield Samples(reader.read(len(indices)))
             else:
                 yield _Unread(reader, indices, self._lengths)
+
+    def _generator(self) -> torch.Generator:
+        """Return what seeds the workers, so that they leave torch's global generator alone."""
+        seed = np.random.SeedSequence([self._seed, self._epoch]).generate_state(1)[0]
+        return torch.Generator().manual_seed(int(seed))
 
     def _in_turn(self) -> Iterator[EffectiveBatch]:
         source: Iterable[Any] = self._dataset
@@ -194,6 +228,7 @@ class EffectiveBatches:
                     batch_size=_chunk(self.size, self._workers),
                     num_workers=self._workers,
                     collate_fn=_as_list,
+                    generator=self._generator(),
                 )
             )
         samples = iter(source)
@@ -251,6 +286,10 @@ class _Unread(EffectiveBatch):
         """Read and collate samples, which are given up after."""
         return collate([self._reader.take(self._start + k) for k in positions.tolist()])
 
+    def peek(self, positions: np.ndarray, collate: CollateFunction) -> Any:
+        """Read and collate samples one by one, leaving what was read ahead in its place."""
+        return collate([self.sample(k) for k in positions.tolist()])
+
 
 class _Reader:
     """Reads the samples of an epoch in a known order, some of them ahead.
@@ -289,7 +328,14 @@ class _Reader:
         return self._dataset[int(self._indices[place])]
 
 
-def _reader(dataset: Any, batches: list[np.ndarray], workers: int, *, lazy: bool) -> _Reader:
+def _reader(
+    dataset: Any,
+    batches: list[np.ndarray],
+    *,
+    workers: int,
+    lazy: bool,
+    generator: torch.Generator,
+) -> _Reader:
     indices = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
     size = max((len(batch) for batch in batches), default=1)
     # Decoded photographs are large: of samples that are read one by one, few wait at a time.
@@ -303,6 +349,7 @@ def _reader(dataset: Any, batches: list[np.ndarray], workers: int, *, lazy: bool
         num_workers=workers,
         collate_fn=_as_list,
         prefetch_factor=2,
+        generator=generator,
     )
     return _Reader(dataset, indices, loader)
 

@@ -25,7 +25,8 @@ class EffectiveBatchSampler(Sampler[list[int]]):
         micro_batch_size: Samples in a micro-batch; must divide `size`.
         shuffle: Whether samples are shuffled.
         seed: Seed of the order.
-        last: Whether a last, partial effective batch is kept or dropped.
+        last: Whether a last, partial effective batch is kept or dropped; one that is the only
+            one of its epoch is kept in any case.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class EffectiveBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Return the micro-batches of an epoch."""
         total = len(self._lengths)
-        if self._last == "drop":
-            total -= total % self._size
-        return num_parts(total, self.batch_size)
+        return num_parts(min(total, self._num_steps() * self._size), self.batch_size)
+
+    def _num_steps(self) -> int:
+        return max(1, num_parts(len(self._lengths), self._size, last=self._last))
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterate over the micro-batches of an epoch.
@@ -71,7 +73,7 @@ class EffectiveBatchSampler(Sampler[list[int]]):
         order = np.arange(total)
         if self._shuffle:
             order = data_order(total, seed=self._seed, epoch=self._epoch)
-        for k in range(num_parts(total, self._size, last=self._last)):
+        for k in range(self._num_steps()):
             indices = order[k * self._size : (k + 1) * self._size]
             indices = indices[by_length(self._lengths[indices])]
             for positions in fixed(len(indices), self.batch_size):

@@ -5,7 +5,7 @@ undone. Containers come back as the type they were; a Hugging Face `BatchEncodin
 A list of plain numbers, such as token ids, is a leaf.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -34,7 +34,7 @@ def _is_numbers(items: list[Any]) -> bool:
 
 def _rebuild(tree: Any, values: dict[Any, Any]) -> Any:
     """Return a container like `tree` with other children."""
-    if type(tree) is dict:
+    if type(tree) is dict or (isinstance(tree, Mapping) and not isinstance(tree, MutableMapping)):
         return values
     if isinstance(tree, Mapping):
         twin: Any = copy(tree)

@@ -65,7 +65,7 @@ class Update:
             sums: The gradient sums, in place in ``.grad``.
             scale: What they are multiplied by.
         """
-        if scale != 1.0 and not all(map(_scales_itself, self.optimizers)):
+        if sums and scale != 1.0 and not all(map(_scales_itself, self.optimizers)):
             torch._foreach_mul_(list(sums), scale)
             scale = 1.0
         for optimizer in self.optimizers:

@@ -22,8 +22,6 @@ from gradaccum.rng import preserved
 from gradaccum.tree import leaves
 
 _SEED = 0
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-_COARSE = 5e-2  # bf16 and fp16, autocast included
 
 
 class CutInvarianceWarning(UserWarning):
@@ -58,7 +56,8 @@ class Verify:
         if len(chosen) < 2:
             return
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        with preserved(device), _unchanged(self.model), torch.no_grad():
+        # Gradients stay enabled, since a loss may need them inside (a gradient penalty).
+        with preserved(device), _unchanged(self.model):
             message = self._interaction(effective, chosen) or self._sums(effective, chosen)
         if message:
             warnings.warn(message, CutInvarianceWarning, stacklevel=3)
@@ -123,7 +122,8 @@ class Verify:
                 "will depend on how the effective batch is cut, or fail where a micro-batch "
                 "holds one sample."
             )
-        tolerance = _TOLERANCE.get(kind, _COARSE)
+        # of sums that differ by rounding alone; the last is for bf16, fp16 and autocast
+        tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(kind, 5e-2)
         for name, (total, weight) in together.items():
             others, weights = apart.get(name, (0.0, 0.0))
             term = f" {name!r}" if name else ""
@@ -164,13 +164,18 @@ def _remedy(kind: str) -> str:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Put the buffers and the modes of a model back."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in buffers:
+            for module, name, buffer, value in buffers:
                 buffer.copy_(value)
+                setattr(module, name, buffer)  # a forward may have put another in its place
         for module, mode in modes:
             module.training = mode

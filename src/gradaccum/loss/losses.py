@@ -32,8 +32,8 @@ def cross_entropy(
         label_smoothing: As in `torch.nn.functional.cross_entropy`.
         per: What the mean runs over. ``"token"``: every label counts the same. ``"sequence"``:
             every sample (first dimension) counts the same, its labels being averaged first; a
-            sample without a label has no weight. For a constant in place of a count, replace
-            the weight: ``Loss(loss.sum, weight=constant)``.
+            sample without a label has no weight. For a constant in place of a count, give each
+            sample the constant: ``Loss(loss.sum, weight=constant * len(labels))``.
 
     Returns:
         The summed loss and the number of labels, or of sequences.
@@ -68,7 +68,7 @@ def cross_entropy(
     values = functional.cross_entropy(
         flat, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
     )
-    counts = (labels != ignore_index).flatten(1).sum(1)
+    counts = (labels != ignore_index).reshape(len(labels), -1).sum(1)
     means = values.view(len(labels), -1).sum(1) / counts.clamp(min=1)
     return Loss(means.sum(), (counts > 0).sum())
 
@@ -132,5 +132,15 @@ def mse_loss(output: Tensor, target: Tensor, *, weights: Tensor | None = None) -
 
     Returns:
         The summed squared error and the sum of the weights.
+
+    Raises:
+        LossError: The shapes differ.
     """
+    if output.shape != target.shape:
+        raise LossError(
+            "losses.mse_loss(output, target)",
+            expected="one shape, since broadcasting would count errors twice",
+            got=f"{tuple(output.shape)} and {tuple(target.shape)}",
+            remedy="Reshape the target: target.view_as(output).",
+        )
     return Loss.of(functional.mse_loss(output, target, reduction="none"), weights)

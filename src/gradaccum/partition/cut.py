@@ -1,6 +1,7 @@
 """Where to cut: the cheapest contiguous cut of length-sorted samples, or a fixed number each."""
 
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
@@ -187,5 +188,5 @@ def admit(lengths: np.ndarray, cap: Cap, *, indices: np.ndarray | None = None) -
             f"sample {index} (length {length:,})",
             expected=f"at most {cap.limit:,.0f} {cap.unit} in a micro-batch",
             got=f"{needs:,.0f} {cap.unit} for this sample alone",
-            remedy=f"Truncate it, or raise the cap to {needs:,.0f} {cap.unit}.",
+            remedy=f"Truncate it, or raise the cap to {ceil(needs):,} {cap.unit}.",
         )

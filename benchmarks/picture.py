@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def draw(found, path):
+    return False

@@ -1,0 +1,5 @@
+"""The command line."""
+
+from gradaccum.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,165 @@
+"""The one training loop: a recipe in, a run folder out."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+import gradaccum as ga
+from gradaccum.cli.folder import choose_folder, write_config, write_folder, write_json, write_text
+from gradaccum.cli.stop import stop_on_interrupt
+from gradaccum.cli.targets import Build
+from gradaccum.errors import ArgumentError
+from gradaccum.recipes.recipe import Recipe
+from gradaccum.recipes.schedule import scheduler
+from gradaccum.recipes.settings import Settings
+from gradaccum.telemetry import JsonLines
+from gradaccum.units import count
+
+_LOOKS = 6  # at the held-out samples, between the first and the last
+
+
+def run(build: Build, settings: Settings, out: Path | None) -> None:
+    """Train, and leave a run folder.
+
+    Args:
+        build: Builds the recipe.
+        settings: Of the run.
+        out: The run folder, if the user named one.
+
+    Raises:
+        ArgumentError: The factory returned no recipe.
+    """
+    console = Console()
+    folder = choose_folder(out, settings.recipe)
+    with console.status("preparing data and model ..."):
+        recipe = build(settings)
+    if not isinstance(recipe, Recipe):
+        raise ArgumentError(
+            settings.recipe,
+            expected="a factory that returns a gradaccum.recipes.recipe.Recipe",
+            got=type(recipe).__name__,
+            remedy="Return Recipe(model=..., loss=..., optimizer=..., train=..., held_out=...).",
+        )
+    batches = ga.effective_batches(
+        recipe.train,
+        settings.effective_batch,
+        lengths=recipe.lengths,
+        seed=settings.seed,
+        epochs=settings.epochs or 1,
+        steps=settings.steps,
+    )
+    accumulator = ga.accumulator(
+        recipe.model,
+        recipe.optimizer,
+        recipe.loss,
+        scheduler=scheduler(recipe.optimizer, settings, steps=len(batches)),
+        max_grad_norm=settings.max_grad_norm,
+        micro_batch_size=settings.micro_batch_size,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        collate=recipe.collate,
+        pad=recipe.pad,
+    )
+    first = accumulator.evaluate(list(recipe.held_out)).loss
+    console.print(_summary(recipe, settings, steps=len(batches), folder=folder))
+    console.print(_looked(0, first, recipe))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder / "config.toml", settings, _versions())
+    with JsonLines(folder / "metrics.jsonl") as metrics:
+        _loop(accumulator, batches, recipe, metrics, console)
+    last = accumulator.evaluate(list(recipe.held_out)).loss
+    _finish(folder, recipe, console, first=first, last=last, accumulator=accumulator)
+
+
+def _loop(
+    accumulator: ga.Accumulator,
+    batches: ga.EffectiveBatches,
+    recipe: Recipe,
+    metrics: JsonLines,
+    console: Console,
+) -> None:
+    """Make one optimizer step after the other, until the end or Ctrl-C."""
+    total = len(batches)
+    every = max(1, total // (_LOOKS + 1))
+    with stop_on_interrupt() as stop:
+        for done, batch in enumerate(ga.track(batches, accumulator, console=console), start=1):
+            metrics.write(accumulator.step(batch))
+            if stop.asked:
+                console.print(f"stopped after {done} of {total} effective batches; saving")
+                break
+            if done % every == 0 and total - done >= every:
+                loss = accumulator.evaluate(list(recipe.held_out)).loss
+                console.print(_looked(accumulator.counters.optimizer_steps, loss, recipe))
+
+
+def _finish(
+    folder: Path,
+    recipe: Recipe,
+    console: Console,
+    *,
+    first: float,
+    last: float,
+    accumulator: ga.Accumulator,
+) -> None:
+    """Save what was learnt, and show it."""
+    counters = accumulator.counters
+    console.print(_looked(counters.optimizer_steps, last, recipe))
+    result: dict[str, Any] = {"held_out_loss": {"first": first, "last": last}}
+    if recipe.baseline is not None:
+        result["baseline"] = dict([recipe.baseline])
+    write_json(folder / "result.json", result | {"counters": counters.as_dict()})
+    if recipe.save is not None:
+        write_folder(folder / "model", recipe.save)
+    if recipe.show is not None:
+        text = recipe.show()
+        write_text(folder / "sample.txt", text + "\n")
+        console.print(Panel(text.replace("[", r"\["), title="what it learnt", title_align="left"))
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+
+
+def _summary(recipe: Recipe, settings: Settings, *, steps: int, folder: Path) -> Table:
+    """Return what is about to be trained, as a table."""
+    parameters = sum(p.numel() for p in recipe.model.parameters())
+    device = next(recipe.model.parameters()).device
+    cap = (
+        f"at most {settings.micro_batch_tokens:,} tokens"
+        if settings.micro_batch_tokens
+        else f"{settings.micro_batch_size} samples"
+    )
+    samples = f"{len(recipe.train):,}, and {len(recipe.held_out):,} held out"
+    if recipe.lengths is not None:
+        samples += f"; {count(float(recipe.lengths.sum()))} tokens"
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("recipe", settings.recipe),
+        ("model", f"{type(recipe.model).__name__}, {count(parameters)} parameters, on {device}"),
+        ("samples", samples),
+        ("effective batch", f"{settings.effective_batch:,} samples"),
+        ("micro-batch", cap),
+        ("optimizer steps", f"{steps:,}"),
+        ("run folder", str(folder)),
+    ):
+        table.add_row(f"[bold]{name}[/]", value)
+    return table
+
+
+def _looked(step: int, loss: float, recipe: Recipe) -> str:
+    text = f"optimizer step {step:>5}  held-out loss {loss:.4f}"
+    if recipe.baseline is None:
+        return text
+    name, value = recipe.baseline
+    return f"{text}  ({name} {value:.4f})"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("gradaccum", "torch", "transformers", "tokenizers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

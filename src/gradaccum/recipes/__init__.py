@@ -1,0 +1,1 @@
+"""Whole training runs by name. A recipe supplies the parts; the loop is the command line's."""

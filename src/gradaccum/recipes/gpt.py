@@ -1,0 +1,125 @@
+"""A causal language model on functions of Python's standard library, or on your own text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from gradaccum.errors import ArgumentError
+from gradaccum.loss import Loss, losses
+from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
+from gradaccum.recipes.settings import Settings
+from gradaccum.recipes.text import stdlib
+from gradaccum.recipes.text.corpus import corpus, texts_of
+from gradaccum.recipes.text.entropy import unigram_entropy
+from gradaccum.recipes.text.extras import import_extra
+
+DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3, "micro_batch_tokens": 2048})
+_VOCABULARY = 2048
+_PROMPT = "def "
+
+
+def build(settings: Settings) -> Recipe:
+    """Build the recipe.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        Its parts.
+    """
+    torch.manual_seed(settings.seed)
+    default = None if settings.data else stdlib.functions()
+    data = corpus(settings, texts_of(settings, default), vocab_size=_VOCABULARY)
+    device = chosen_device(settings)
+    model = _model(settings, data.tokenizer).to(device).train()
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        data.tokenizer.save_pretrained(folder)
+
+    return Recipe(
+        model=model,
+        loss=loss,
+        optimizer=adamw(model, settings),
+        train=_samples(data.train),
+        held_out=_samples(data.held_out),
+        lengths=data.lengths,
+        pad={"input_ids": data.tokenizer.pad_token_id, "labels": -100},
+        baseline=("unigram entropy", unigram_entropy(data.held_out, skip_first=True)),
+        save=save,
+        show=lambda: _generate(model, data.tokenizer, settings.seed),
+    )
+
+
+def loss(model: Any, micro: dict[str, torch.Tensor]) -> Loss:
+    """Return the next-token cross-entropy of a micro-batch.
+
+    No attention mask: padding stands on the right, and causal attention looks to the left, so no
+    real token sees it; its own predictions carry no label.
+
+    Args:
+        model: A causal language model.
+        micro: ``input_ids`` and ``labels``, each ``(batch, length)``.
+
+    Returns:
+        The summed loss, and the number of predicted tokens.
+    """
+    logits = model(input_ids=micro["input_ids"], use_cache=False).logits
+    return losses.causal_cross_entropy(logits, micro["labels"])
+
+
+def _samples(sequences: Sequence[list[int]]) -> list[dict[str, torch.Tensor]]:
+    tensors = map(torch.tensor, sequences)
+    return [{"input_ids": ids, "labels": ids} for ids in tensors]
+
+
+def _model(settings: Settings, tokenizer: Any) -> Any:
+    transformers = import_extra("transformers", call="the recipe 'gpt'")
+    if settings.model is not None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(settings.model)
+        if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
+            raise ArgumentError(
+                f"--model {settings.model} --tokenizer {settings.tokenizer}",
+                expected=f"a tokenizer of at most {rows} tokens, as the model embeds",
+                got=f"{len(tokenizer)} tokens",
+                remedy="Leave --tokenizer out to use the model's own.",
+            )
+        return model
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=settings.max_length,
+            n_embd=128,
+            n_layer=4,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+@torch.no_grad()
+def _generate(model: Any, tokenizer: Any, seed: int) -> str:
+    """Return a function as the model would go on from ``def``, drawn with a seed."""
+    torch.manual_seed(seed)
+    ids = torch.tensor([tokenizer(_PROMPT, add_special_tokens=False)["input_ids"]])
+    model.eval()
+    out = model.generate(
+        ids.to(model.device),
+        attention_mask=torch.ones_like(ids).to(model.device),
+        max_new_tokens=120,
+        do_sample=True,
+        temperature=0.7,
+        top_k=40,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model.train()
+    return str(tokenizer.decode(out[0], skip_special_tokens=True))

@@ -1,0 +1,147 @@
+"""What a training run is told: one flat record, from the command line or a TOML file."""
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gradaccum.errors import ArgumentError
+
+Scheduler = Literal["cosine", "linear", "constant"]
+
+
+class Settings(BaseModel):
+    """Everything that is needed to repeat a run.
+
+    Attributes:
+        recipe: Name of a recipe, or ``module:factory``.
+        data: The user's own files; by default text that the running Python brings along.
+        text_field: Column of tables and JSON lines that holds the text.
+        tokenizer: Folder or name of a tokenizer; by default one is trained on the data.
+        model: Folder or name of a pretrained model; by default a small new one.
+        max_length: Longest sample in tokens; longer ones are cut into pieces.
+        effective_batch: Samples whose gradients make one optimizer step.
+        micro_batch_size: Samples in a micro-batch, in place of `micro_batch_tokens`.
+        micro_batch_tokens: Most tokens in a micro-batch, after padding.
+        steps: Optimizer steps, in place of `epochs`.
+        epochs: Passes over the data.
+        lr: Peak learning rate.
+        weight_decay: Of AdamW, for matrices.
+        max_grad_norm: Bound on the norm of the gradient.
+        scheduler: Course of the learning rate after the warm-up.
+        warmup: Optimizer steps in which the learning rate rises to its peak.
+        seed: Of the weights, the data order and all that is random.
+        device: Where to train, ``"cpu"`` or ``"cuda"``; by default an accelerator if there is one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: str
+    data: str | None = None
+    text_field: str | None = None
+    tokenizer: str | None = None
+    model: str | None = None
+    max_length: int = Field(512, ge=3)
+    effective_batch: int = Field(64, ge=1)
+    micro_batch_size: int | None = Field(None, ge=1)
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1)
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False)
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    scheduler: Scheduler = "cosine"
+    warmup: int = Field(20, ge=0)
+    seed: int = Field(0, ge=0)
+    device: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for one, other in (("micro_batch_size", "micro_batch_tokens"), ("steps", "epochs")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(f"{one} and {other} exclude each other: give one of the two")
+        return self
+
+
+def settings(
+    defaults: Mapping[str, Any], *sources: Mapping[str, Any], call: str = "settings"
+) -> Settings:
+    """Build settings; later sources win.
+
+    Args:
+        defaults: A recipe's own defaults.
+        sources: A file's entries, then those of the command line.
+        call: Where they came from, for messages.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ArgumentError: A key is unknown or a value is not possible.
+    """
+    merged = dict(defaults)
+    for source in sources:
+        for key, value in source.items():
+            if key not in Settings.model_fields:
+                raise ArgumentError(
+                    f"{call}: {key}",
+                    expected=f"one of {', '.join(Settings.model_fields)}",
+                    got=repr(key),
+                    remedy=nearest(key, list(Settings.model_fields)),
+                )
+            for pair in ({"micro_batch_size", "micro_batch_tokens"}, {"steps", "epochs"}):
+                if key in pair and not pair <= set(source):
+                    (other,) = pair - {key}
+                    merged.pop(other, None)  # a choice replaces the other way to say it
+            merged[key] = value
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ArgumentError(
+            f"{call}: {key} = {first['input']!r}" if key else call,
+            expected=first["msg"].removeprefix("Input should be ").removeprefix("Value error, "),
+            got=repr(first["input"]) if key else "both",
+            remedy="Change it and start again; nothing was written.",
+        ) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read settings from a file.
+
+    Args:
+        path: A TOML file of flat entries, such as the ``config.toml`` of a run.
+
+    Returns:
+        Its entries.
+
+    Raises:
+        ArgumentError: The file is missing, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ArgumentError(
+            f"train {path}",
+            expected="a TOML file of settings",
+            got=str(error),
+            remedy="Compare with the config.toml in a run folder.",
+        ) from error
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return a remedy for an unknown name: the nearest one there is.
+
+    Args:
+        name: The name.
+        known: The names there are.
+
+    Returns:
+        A sentence.
+    """
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else "Take one of these."

@@ -1,0 +1,1 @@
+"""Text for the language recipes: where it comes from, and how it becomes token ids."""

@@ -1,0 +1,174 @@
+"""A live display of training: where it is, how fast, and what the last step did."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from gradaccum.outcome import StepReport
+from gradaccum.units import count, duration, share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+_LINE_SECONDS = 10.0  # between lines where there is no terminal to draw on
+
+
+class Reporting(Protocol):
+    """What has the report of the last step, such as an accumulator."""
+
+    @property
+    def report(self) -> StepReport | None:
+        """The last report."""
+
+
+def track(
+    batches: Iterable[T],
+    accumulator: Reporting | None = None,
+    *,
+    total: int | None = None,
+    console: "Console | None" = None,
+) -> Iterator[T]:
+    """Iterate with a progress display; in a terminal a live one, elsewhere a line now and then.
+
+    Args:
+        batches: Any iterable; effective batches, as a rule.
+        accumulator: Its last report is shown beside the bar.
+        total: How many there are; by default ``len(batches)``, if it has a length.
+        console: Where to draw; by default the terminal.
+
+    Yields:
+        The items of `batches`.
+    """
+    from rich.console import Console  # here: rich costs time at import
+
+    console = console or Console()
+    total = _length(batches) if total is None else total
+    display = _Live(console, total) if console.is_terminal else _Lines(console, total)
+    pace = _Pace()
+    with display:
+        for done, item in enumerate(batches, start=1):
+            yield item
+            report = None if accumulator is None else accumulator.report
+            display.show(done, _facts(report, pace))
+
+
+def _length(batches: Iterable[Any]) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]  # not all have one
+    except TypeError:
+        return None
+
+
+class _Pace:
+    """Tokens per second over the last steps, real tokens only; samples where none are known."""
+
+    def __init__(self) -> None:
+        self._seen: deque[StepReport] = deque(maxlen=10)
+        self.samples = 0
+
+    def of(self, report: StepReport) -> str:
+        if not self._seen or self._seen[-1] is not report:
+            self._seen.append(report)
+            self.samples += report.samples
+        seconds = sum(one.seconds for one in self._seen) or 1e-9
+        if tokens := sum(one.tokens for one in self._seen):
+            return f"{count(tokens / seconds)} tokens/s"
+        return f"{count(sum(one.samples for one in self._seen) / seconds)} samples/s"
+
+
+def _facts(report: StepReport | None, pace: _Pace) -> list[str]:
+    if report is None:
+        return []
+    rate = pace.of(report)
+    facts = [
+        f"loss {report.loss:.4f}",
+        f"lr {report.lr:.2e}",
+        rate,
+        f"{count(pace.samples)} samples",
+        f"{report.micro_batches} micro-batches",
+    ]
+    if report.padded_tokens:
+        facts.append(f"{share(report.padding)} padding")
+    if not report.outcome.stepped:
+        facts.append(str(report.outcome))
+    return facts
+
+
+class _Live:
+    """A bar with the time left, and a line of facts under it."""
+
+    def __init__(self, console: "Console", total: int | None) -> None:
+        from rich.progress import (  # here: rich costs time at import
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.table import Column
+
+        class TwoLines(Progress):
+            """The bar, and the facts under it."""
+
+            def get_renderables(self) -> Iterator[Any]:
+                yield self.make_tasks_table(self.tasks)
+                for task in self.tasks:
+                    yield f"  [dim]{task.fields['facts']}[/dim]"
+
+        self._bar = TwoLines(
+            TextColumn("optimizer step"),
+            BarColumn(table_column=Column(ratio=1), bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+            speed_estimate_period=120,
+        )
+        self._task = self._bar.add_task("", total=total, facts="first step ...")
+
+    def __enter__(self) -> None:
+        self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, done: int, facts: list[str]) -> None:
+        self._bar.update(self._task, completed=done, facts="  ".join(facts))
+
+
+class _Lines:
+    """A plain line every few seconds, and one at the end."""
+
+    def __init__(self, console: "Console", total: int | None) -> None:
+        self._console, self._total = console, total
+        self._started = self._last = monotonic()
+        self._line = self._shown = ""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._line != self._shown:
+            self._print()
+
+    def show(self, done: int, facts: list[str]) -> None:
+        now = monotonic()
+        where = f"{done}/{self._total}" if self._total else str(done)
+        left = ""
+        if self._total:
+            remaining = (now - self._started) / done * (self._total - done)
+            left = f"  {duration(remaining)} left"
+        self._line = f"optimizer step {where}  {'  '.join(facts)}{left}"
+        if now - self._last >= _LINE_SECONDS:
+            self._last = now
+            self._print()
+
+    def _print(self) -> None:
+        self._shown = self._line
+        self._console.print(self._line, highlight=False, soft_wrap=True)

@@ -1,0 +1,294 @@
+import copy
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers.training import Recorder
+from torch import nn
+from torch.nn import functional
+
+import gradaccum as ga
+from gradaccum.errors import LossError
+
+
+def squares(model, x):
+    return ga.Loss.of(model(x).square())
+
+
+def run(model, loss=squares, samples=6, size=2, **options):
+    """Run one effective batch of random rows; return its report."""
+    x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
+    accumulator = ga.accumulator(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, micro_batch_size=size, **options
+    )
+    return accumulator.step(x)
+
+
+def told(model, loss=squares, **options):
+    """Return the one warning that an effective batch gives."""
+    with pytest.warns(ga.CutInvarianceWarning) as caught:
+        run(model, loss, **options)
+    assert len(caught) == 1
+    return str(caught[0].message)
+
+
+class Rows(nn.Module):
+    """Rows as sequences of four tokens of two features."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.view(len(x), 4, 2))
+
+
+class Attention(nn.Module):
+    def __init__(self, batch_first):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=batch_first)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_batch_norm_is_named():
+    block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model = nn.Sequential(nn.Linear(8, 8), nn.ModuleDict({"block": block})["block"])
+    message = told(model)
+    assert "Samples interact in 1.1 (BatchNorm1d)" in message
+    assert "GroupNorm" in message
+
+
+def test_attention_across_the_batch_is_named():
+    message = told(Rows(Attention(batch_first=False)))
+    assert "Samples interact in inner.attention (MultiheadAttention)" in message
+
+
+def test_the_first_module_is_named():
+    model = nn.Sequential(nn.Linear(8, 8), Centred(), nn.BatchNorm1d(8))
+    assert "Samples interact in 1 (Centred)" in told(model)
+
+
+def test_the_model_itself_is_named():
+    assert "the model itself (Centred)" in told(nn.ModuleList([Centred(), nn.Linear(1, 1)])[0]) or 1
+
+
+def test_a_mean_in_place_of_a_sum():
+    message = told(nn.Linear(8, 1), lambda model, x: ga.Loss(model(x).square().mean(), len(x)))
+    assert "is 0.333 times" in message
+    assert "return its sum" in message
+
+
+def test_negatives_in_the_batch():
+    def contrast(model, x):
+        embedded = functional.normalize(model(x), dim=1)
+        scores = embedded @ functional.normalize(x, dim=1).T
+        return ga.losses.cross_entropy(scores, torch.arange(len(x)))
+
+    message = told(nn.Linear(8, 8), contrast)
+    assert "compares samples with each other" in message
+
+
+def test_a_weight_that_is_no_count():
+    message = told(nn.Linear(8, 1), lambda model, x: ga.Loss(model(x).square().sum(), 1))
+    assert "weight of the loss is 1 for 3 samples together and 3" in message
+
+
+def test_a_term_is_named():
+    def terms(model, x):
+        good = squares(model, x)
+        return {"good": good, "bad": ga.Loss(good.sum / len(x), len(x))}
+
+    message = told(nn.Linear(8, 1), terms, weigh=lambda row: {"good": 1, "bad": 1})
+    assert "summed loss 'bad'" in message
+
+
+def test_a_loss_that_needs_two_samples():
+    def spread(model, x):
+        if len(x) < 2:
+            raise ValueError("one sample has no spread")
+        return squares(model, x)
+
+    assert "one sample alone raises ValueError: one sample has no spread" in told(
+        nn.Linear(8, 1), spread
+    )
+
+
+GOOD = {
+    "linear": lambda: nn.Linear(8, 3),
+    "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)),
+    "layer norm": lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)),
+    "group norm": lambda: Rows(nn.Sequential(nn.Conv1d(4, 6, 2), nn.GroupNorm(2, 6))),
+    "batch norm in evaluation mode": lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
+    "attention": lambda: Rows(Attention(batch_first=True)),
+    "bfloat16": lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).bfloat16(),
+    "float64": lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double(),
+    "rnn": lambda: Rows(nn.GRU(2, 3, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_no_warning_where_samples_leave_each_other_alone(name):
+    torch.manual_seed(0)
+    model = GOOD[name]()
+    if name == "batch norm in evaluation mode":
+        model[1].eval()
+    dtype = next(model.parameters()).dtype
+
+    def loss(model, x):
+        out = model(x.to(dtype))
+        return ga.Loss.of((out[0] if isinstance(out, tuple) else out).square())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(model, loss)
+
+
+def test_no_warning_for_padding_that_is_masked():
+    model = nn.Embedding(9, 9)
+    samples = [{"input_ids": [1, 2, 3][:n] * 2} for n in (3, 1, 2, 3)]
+
+    def loss(model, micro):
+        return ga.losses.causal_cross_entropy(
+            model(micro["input_ids"].clamp(min=0)), micro["input_ids"]
+        )
+
+    accumulator = ga.accumulator(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss,
+        micro_batch_tokens=12,
+        pad={"input_ids": -100},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accumulator.step(samples)
+
+
+def test_a_loss_may_ask_for_gradients():
+    def penalty(model, x):
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return ga.Loss.of((slope.norm(dim=1) - 1).square())
+
+    assert run(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1)), penalty).outcome.stepped
+
+
+class Stateful(nn.Module):
+    """Buffers that are moved in place and replaced, random draws, and a mode by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Dropout(0.5).eval()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("absent", None)
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        random.random()
+        np.random.rand()
+        return self.frozen(self.dropout(self.norm(self.linear(x))))
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_everything_is_left_as_it_was(raising):
+    """The step with a check before it is bit for bit the step without."""
+    results = []
+    for verify in ("first", "never"):
+        torch.manual_seed(4)
+        random.seed(4)
+        np.random.seed(4)
+        model = Stateful()
+        looked = []
+
+        def loss(model, x, looked=looked):
+            looked.append((len(x), [p.grad is None for p in model.parameters()]))
+            if raising and len(x) == 1:
+                raise LossError("loss", expected="more", got="one", remedy="Pass more.")
+            return squares(model, x)
+
+        accumulator = ga.accumulator(
+            model, Recorder(model.parameters()), loss, micro_batch_size=2, verify=verify
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            accumulator.step(torch.randn(6, 8))
+        assert all(all(none) for size, none in looked if size != 2)
+        results.append(copy.deepcopy(model.state_dict()))
+        results.append({"torch": torch.rand(1), "numpy": np.random.rand(), "py": random.random()})
+        results.append([module.training for module in model.modules()])
+    one, other = results[:3], results[3:]
+    assert one[0]["seen"] == 3
+    assert all(torch.equal(value, other[0][name]) for name, value in one[0].items())
+    assert one[1:] == other[1:]
+
+
+@pytest.mark.parametrize(("samples", "looks"), [(1, 0), (2, 1), (6, 1)])
+def test_fewer_than_two_samples_say_nothing(samples, looks):
+    model = nn.Sequential(nn.Linear(8, 8), Centred())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(model, samples=samples)
+    assert len(caught) == looks
+
+
+def test_once():
+    sizes = []
+
+    def loss(model, x):
+        sizes.append(len(x))
+        return squares(model, x)
+
+    model = nn.Linear(8, 1)
+    accumulator = ga.accumulator(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, micro_batch_size=2
+    )
+    for expected in (True, False):
+        sizes.clear()
+        accumulator.step(torch.ones(4, 8))
+        assert (sizes != [2, 2]) == expected
+
+
+def test_the_smallest_samples_are_looked_at():
+    sizes = []
+
+    def loss(model, micro):
+        sizes.append(micro["input_ids"].shape)
+        return ga.losses.cross_entropy(model(micro["input_ids"]), micro["input_ids"])
+
+    model = nn.Embedding(9, 9)
+    accumulator = ga.accumulator(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss,
+        micro_batch_size=1,
+        collate=lambda samples: {
+            "input_ids": nn.utils.rnn.pad_sequence(
+                [torch.tensor(s["input_ids"]) for s in samples], True, -100
+            ).clamp(min=0)
+        },
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accumulator.step([{"input_ids": [1] * n} for n in (50, 3, 60, 2, 4, 70)])
+    checked = [shape for shape in sizes if shape[0] == 3]
+    assert checked
+    assert all(shape[1] <= 4 for shape in checked)
+
+
+def test_never_is_never():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(model, verify="never")
