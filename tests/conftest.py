@@ -7,16 +7,24 @@ import pytest
 import torch
 import torch.distributed as dist
 
+torch.set_num_threads(1)  # models here are tiny: a second thread only waits for the first
+
+OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # set by pytest, and by torch itself
+
+
+def environment():
+    return {name: value for name, value in os.environ.items() if name not in OTHERS}
+
 
 @pytest.fixture(autouse=True)
 def nothing_leaks():
-    environment, dtype = dict(os.environ), torch.get_default_dtype()
+    before, dtype = environment(), torch.get_default_dtype()
     threads = set(threading.enumerate())
     yield
-    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    environment.pop("PYTEST_CURRENT_TEST", None)
-    assert ours == environment
+    assert environment() == before
     assert torch.get_default_dtype() is dtype
+    for thread in set(threading.enumerate()) - threads - {threading.current_thread()}:
+        thread.join(timeout=2 if thread.name != "tqdm_monitor" else 0)  # told to end, still ending
     left = {t.name for t in set(threading.enumerate()) - threads if t.is_alive()}
     assert left <= {"tqdm_monitor"}, "datasets starts this one and keeps it"
     assert not (dist.is_available() and dist.is_initialized())

@@ -119,7 +119,17 @@ def test_importing_changes_nothing(imported):
 
 @pytest.mark.parametrize(
     "name",
-    "transformers tokenizers datasets accelerate lightning matplotlib rich typer pydantic".split(),
+    [
+        "accelerate",
+        "datasets",
+        "lightning",
+        "matplotlib",
+        "pydantic",
+        "rich",
+        "tokenizers",
+        "transformers",
+        "typer",
+    ],
 )
 def test_importing_brings_no_extra_and_no_face(imported, name):
     assert not [module for module in imported["new"] if module.split(".")[0] == name]

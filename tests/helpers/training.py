@@ -26,11 +26,11 @@ class Recorder(torch.optim.SGD):
     def __init__(self, parameters, lr: float = 1.0) -> None:
         super().__init__(parameters, lr=lr)
         self.gradients: list[list[Tensor]] = []
+        self.register_step_pre_hook(self._note)
 
-    def step(self, closure=None):
+    def _note(self, *_) -> None:
         held = [p for group in self.param_groups for p in group["params"]]
         self.gradients.append([p.grad.clone() for p in held if p.grad is not None])
-        return super().step(closure)
 
 
 def tokens(*coefficients) -> Tensor:

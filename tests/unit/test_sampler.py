@@ -1,3 +1,5 @@
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ def steps(sampler):
     """Return the samples of each optimizer step of an epoch."""
     micro = list(sampler)
     per = sampler.accumulation_steps
-    return [sorted(sum(micro[k : k + per], [])) for k in range(0, len(micro), per)]
+    return [sorted(chain(*micro[k : k + per])) for k in range(0, len(micro), per)]
 
 
 @pytest.mark.parametrize("last", ["keep", "drop"])

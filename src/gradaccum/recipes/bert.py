@@ -1,7 +1,7 @@
 """A masked language model on docstrings of Python's standard library, or on your own text."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
 from gradaccum.recipes.text.entropy import unigram_entropy
 from gradaccum.recipes.text.extras import import_extra
+from gradaccum.recipes.text.pretrained import save_pretrained
 
 DEFAULTS = MappingProxyType(
     {"steps": 400, "lr": 2e-3, "micro_batch_tokens": 2048, "max_length": 256}
@@ -51,10 +52,6 @@ def build(settings: Settings) -> Recipe:
     model = _model(settings, tokenizer).to(chosen_device(settings)).train()
     held_out = Masked(data.held_out, tokenizer, seed=settings.seed + 1)
 
-    def save(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
     return Recipe(
         model=model,
         loss=loss,
@@ -64,7 +61,7 @@ def build(settings: Settings) -> Recipe:
         lengths=data.lengths,
         pad=tokenizer,
         baseline=("unigram entropy", unigram_entropy(data.held_out, skip_first=False)),
-        save=save,
+        save=partial(save_pretrained, model, tokenizer),
         show=lambda: _fill(model, tokenizer, held_out),
     )
 

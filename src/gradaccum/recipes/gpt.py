@@ -1,7 +1,7 @@
 """A causal language model on functions of Python's standard library, or on your own text."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +15,12 @@ from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
 from gradaccum.recipes.text.entropy import unigram_entropy
 from gradaccum.recipes.text.extras import import_extra
+from gradaccum.recipes.text.pretrained import save_pretrained
 
 DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3, "micro_batch_tokens": 2048})
 _VOCABULARY = 2048
 _PROMPT = "def "
+_SHOWN = 120  # tokens of a sample of what was learnt
 
 
 def build(settings: Settings) -> Recipe:
@@ -36,10 +38,6 @@ def build(settings: Settings) -> Recipe:
     device = chosen_device(settings)
     model = _model(settings, data.tokenizer).to(device).train()
 
-    def save(folder: Path) -> None:
-        model.save_pretrained(folder)
-        data.tokenizer.save_pretrained(folder)
-
     return Recipe(
         model=model,
         loss=loss,
@@ -47,9 +45,9 @@ def build(settings: Settings) -> Recipe:
         train=_samples(data.train),
         held_out=_samples(data.held_out),
         lengths=data.lengths,
-        pad={"input_ids": data.tokenizer.pad_token_id, "labels": -100},
+        pad={"input_ids": _filler(data.tokenizer), "labels": -100},
         baseline=("unigram entropy", unigram_entropy(data.held_out, skip_first=True)),
-        save=save,
+        save=partial(save_pretrained, model, data.tokenizer),
         show=lambda: _generate(model, data.tokenizer, settings.seed),
     )
 
@@ -69,6 +67,15 @@ def loss(model: Any, micro: dict[str, torch.Tensor]) -> Loss:
     """
     logits = model(input_ids=micro["input_ids"], use_cache=False).logits
     return losses.causal_cross_entropy(logits, micro["labels"])
+
+
+def _filler(tokenizer: Any) -> int:
+    """Return what rows are filled up with on the right, where no real token sees it.
+
+    Not the padding token: transformers looks for it in every batch that comes without a mask, and
+    warns that there ought to be one.
+    """
+    return 1 if tokenizer.pad_token_id == 0 else 0
 
 
 def _samples(sequences: Sequence[list[int]]) -> list[dict[str, torch.Tensor]]:
@@ -114,7 +121,7 @@ def _generate(model: Any, tokenizer: Any, seed: int) -> str:
     out = model.generate(
         ids.to(model.device),
         attention_mask=torch.ones_like(ids).to(model.device),
-        max_new_tokens=120,
+        max_new_tokens=min(_SHOWN, model.config.max_position_embeddings - ids.shape[1]),
         do_sample=True,
         temperature=0.7,
         top_k=40,

@@ -110,6 +110,7 @@ class _Live:
             TimeRemainingColumn,
         )
         from rich.table import Column
+        from rich.text import Text
 
         class TwoLines(Progress):
             """The bar, and the facts under it."""
@@ -117,7 +118,7 @@ class _Live:
             def get_renderables(self) -> Iterator[Any]:
                 yield self.make_tasks_table(self.tasks)
                 for task in self.tasks:
-                    yield f"  [dim]{task.fields['facts']}[/dim]"
+                    yield Text(f"  {task.fields['facts']}", style="dim", overflow="ellipsis")
 
         self._bar = TwoLines(
             TextColumn("optimizer step"),

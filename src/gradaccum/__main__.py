@@ -1,0 +1,5 @@
+"""``python -m gradaccum``."""
+
+from gradaccum.cli import main
+
+main()

@@ -1,0 +1,293 @@
+"""The command line, run as a person runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from gradaccum.cli import main
+
+TINY = ["--max-length", "24", "--effective-batch", "8", "--micro-batch-tokens", "96"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "gradaccum", *map(str, arguments)]
+
+
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own."""
+    return subprocess.run(
+        command(*arguments), env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def gradaccum(monkeypatch, capsys) -> Callable[..., Done]:
+    """Run in this process, where transformers is imported only once."""
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["gradaccum", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return call
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """Uneven paragraphs: from 2 to 40 words."""
+    words = "the cut of a batch does not change the update that it makes"
+    words = words.split()
+    paragraphs = [" ".join(words[k % 7 :] * (1 + k % 4)) + f" {k}" for k in range(60)]
+    path = tmp_path_factory.mktemp("data") / "words.txt"
+    path.write_text("\n\n".join(paragraphs))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    out = tmp_path_factory.mktemp("runs") / "first"
+    done = process("train", "gpt", "--data", text, *TINY, "--steps", 9, "--seed", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def lines(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_time(out: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines(out)]
+
+
+def test_a_run_folder_is_complete(run):
+    out, _ = run
+    assert {path.name for path in out.iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "model",
+        "result.json",
+        "sample.txt",
+    }
+    reports = lines(out)
+    assert [report["optimizer_step"] for report in reports] == list(range(1, 10))
+    assert all(report["outcome"] == "stepped" for report in reports)
+    assert (
+        sum(report["samples"] for report in reports)
+        == (json.loads((out / "result.json").read_text())["counters"]["samples"])
+    )
+    assert all(0 <= report["padding"] < 0.5 for report in reports)
+    assert all(report["padded_tokens"] <= 96 * report["micro_batches"] for report in reports)
+
+
+def test_held_out_loss_falls_and_is_printed_beside_its_baseline(run):
+    out, done = run
+    result = json.loads((out / "result.json").read_text())
+    assert result["held_out_loss"]["last"] < result["held_out_loss"]["first"]
+    assert f"held-out loss {result['held_out_loss']['last']:.4f}" in done.stdout
+    assert f"unigram entropy {result['baseline']['unigram entropy']:.4f}" in done.stdout
+
+
+def test_transformers_loads_model_and_tokenizer(run):
+    out, _ = run
+    assert (out / "model" / "model.safetensors").exists()
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    ids = torch.tensor([tokenizer("the cut of a batch")["input_ids"]])
+    assert model(ids).logits.shape == (1, ids.shape[1], len(tokenizer))
+
+
+def test_its_config_repeats_a_run_bit_for_bit(gradaccum, run, tmp_path):
+    out, _ = run
+    again = tmp_path / "again"
+    assert gradaccum("train", out / "config.toml", "--out", again).returncode == 0
+    assert without_time(again) == without_time(out)
+    weights = [folder / "model" / "model.safetensors" for folder in (out, again)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_the_command_line_wins_over_the_file(gradaccum, run, tmp_path):
+    out, _ = run
+    other = tmp_path / "other"
+    arguments = ["--steps", 2, "--micro-batch-size", 3, "--seed", 4, "--out", other]
+    assert gradaccum("train", out / "config.toml", *arguments).returncode == 0
+    config = tomllib.loads((other / "config.toml").read_text())
+    assert (config["steps"], config["micro_batch_size"], config["seed"]) == (2, 3, 4)
+    assert "micro_batch_tokens" not in config
+    assert [line["micro_batches"] for line in lines(other)] == [3, 3]
+
+
+def test_the_micro_batch_does_not_change_the_update(gradaccum, run, tmp_path):
+    out, _ = run
+    other = tmp_path / "other"
+    done = gradaccum("train", out / "config.toml", "--micro-batch-size", 8, "--out", other)
+    assert done.returncode == 0, done.stderr
+    for one, two in zip(lines(out), lines(other), strict=True):
+        assert one["micro_batches"] != two["micro_batches"]
+        for name in ("loss", "grad_norm", "lr", "weight", "samples", "tokens"):
+            assert one[name] == pytest.approx(two[name], rel=2e-4), name
+
+
+def test_a_trained_model_can_be_trained_further(gradaccum, run, text, tmp_path):
+    out, _ = run
+    done = gradaccum(
+        "train", "gpt", "--data", text, "--model", out / "model", *TINY, "--epochs", 1,
+        "--out", tmp_path / "further",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first = json.loads((tmp_path / "further" / "result.json").read_text())["held_out_loss"]["first"]
+    assert first == pytest.approx(
+        json.loads((out / "result.json").read_text())["held_out_loss"]["last"], abs=0.5
+    )
+
+
+def test_bert_is_weighed_by_masked_tokens(gradaccum, text, tmp_path):
+    out = tmp_path / "bert"
+    done = gradaccum("train", "bert", "--data", text, *TINY, "--steps", 4, "--out", out)
+    assert done.returncode == 0, done.stderr
+    weights = [line["weight"] for line in lines(out)]
+    assert all(
+        0 < weight < line["tokens"] / 2 for weight, line in zip(weights, lines(out), strict=True)
+    )
+    assert len(set(weights)) > 1, "the number of masked tokens varies"
+    AutoModelForMaskedLM.from_pretrained(out / "model")
+
+
+def test_ctrl_c_saves_what_was_learnt(text, tmp_path):
+    out = tmp_path / "stopped"
+    arguments = ["train", "gpt", "--data", text, *TINY, "--steps", 100_000, "--out", out]
+    with subprocess.Popen(
+        command(*arguments), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as running:
+        deadline = time.monotonic() + 120
+        while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+            assert time.monotonic() < deadline, "training did not begin"
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        printed, _ = running.communicate(timeout=120)
+    assert running.returncode == 0
+    assert "saving" in printed
+    done = json.loads((out / "result.json").read_text())["counters"]["optimizer_steps"]
+    assert done == len(lines(out)) < 100_000
+    AutoModelForCausalLM.from_pretrained(out / "model")
+
+
+BAD = {
+    "unknown recipe": (["gtp"], "Did you mean 'gpt'?"),
+    "no such file": (["gpt", "--data", "nowhere.txt"], "nowhere.txt"),
+    "empty file": (["gpt", "--data", "empty.txt"], "empty.txt"),
+    "not text": (["gpt", "--data", "binary.txt"], "binary.txt"),
+    "broken line": (["gpt", "--data", "broken.jsonl"], "line 2"),
+    "too little": (["gpt", "--data", "short.txt"], "at least 10 samples"),
+    "no such device": (["gpt", "--data", "words.txt", "--device", "cuda:9"], "device"),
+    "two sizes": (["gpt", "--micro-batch-size", "2", "--micro-batch-tokens", "9"], "exclude"),
+    "zero": (["gpt", "--effective-batch", "0"], "effective_batch"),
+    "sample too large": (
+        ["gpt", "--data", "words.txt", "--max-length", "24", "--micro-batch-tokens", "9"],
+        "at most 9 tokens",
+    ),
+    "unknown key": (["bad.toml"], "Did you mean 'effective_batch'?"),
+    "not toml": (["broken.toml"], "broken.toml"),
+    "no recipe": (["none.toml"], "recipe ="),
+    "no such module": (["nowhere:build"], "nowhere"),
+    "no model": (["gpt", "--data", "words.txt", "--model", "./nowhere"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_clear_error_and_leaves_nothing(
+    gradaccum, name, text, tmp_path, monkeypatch
+):
+    arguments, expected = BAD[name]
+    (tmp_path / "words.txt").write_text(text.read_text())
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "broken.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (tmp_path / "short.txt").write_text("only this")
+    (tmp_path / "bad.toml").write_text('recipe = "gpt"\neffective_bacth = 8\n')
+    (tmp_path / "broken.toml").write_text("recipe = \n")
+    (tmp_path / "none.toml").write_text("steps = 3\n")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    done = gradaccum("train", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("error") >= 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_is_never_overwritten(gradaccum, run, text):
+    out, _ = run
+    before = without_time(out)
+    done = gradaccum("train", "gpt", "--data", text, *TINY, "--out", out)
+    assert done.returncode == 2
+    assert "ever overwritten" in done.stderr
+    assert without_time(out) == before
+
+
+FACTORY = """
+import torch
+import gradaccum as ga
+from gradaccum.recipes.recipe import Recipe, adamw
+
+def build(settings):
+    torch.manual_seed(settings.seed)
+    model = torch.nn.Linear(3, 1)
+    x = torch.randn(50, 3)
+    samples = list(zip(x, x.sum(1, keepdim=True)))
+    def loss(model, micro):
+        return ga.losses.mse_loss(model(micro[0]), micro[1])
+    return Recipe(model=model, loss=loss, optimizer=adamw(model, settings),
+                  train=samples[:40], held_out=samples[40:])
+
+def wrong(settings):
+    return None
+"""
+
+
+def test_a_factory_of_your_own(gradaccum, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--effective-batch", 16, "--micro-batch-size", 5, "--epochs", 2, "--lr", "0.1"]
+    done = gradaccum("train", "mine:build", *arguments, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert [line["samples"] for line in lines(tmp_path / "out")] == [16, 16, 8] * 2
+    done = gradaccum("train", "mine:wrong", *arguments, "--out", "other")
+    assert done.returncode == 2
+    assert "Return Recipe(" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], []])
+def test_help(gradaccum, arguments):
+    done = gradaccum(*arguments)
+    assert done.returncode in (0, 2)
+    assert "gradaccum" in (done.stdout + done.stderr)
+    assert "Traceback" not in done.stderr
