@@ -44,7 +44,6 @@ class Phase(Enum):
 class _Open:
     """What is held of the effective batch that is open."""
 
-    before: Counters
     tally: Tally
     samples: int = 0
     tokens: int = 0
@@ -104,8 +103,9 @@ class Accumulator:
 
     @property
     def counters(self) -> Counters:
-        """What was done so far."""
-        return self._counters
+        """What was done so far, the open effective batch's micro-batches included."""
+        opened = self._open
+        return self._counters if opened is None else self._counters.within(opened.micro_batches)
 
     @property
     def report(self) -> StepReport | None:
@@ -141,7 +141,7 @@ class Accumulator:
                 self._runner.run(micro_batches, self._forward, self._add)
             return self._close()
         except BaseException:
-            self._abandon()
+            self._rest()
             raise
 
     def evaluate(self, batch: Any) -> Evaluation:
@@ -237,7 +237,7 @@ class Accumulator:
             opened.awaited = False
             return self._close() if opened.last else None
         except BaseException:
-            self._abandon()
+            self._rest()
             raise
 
     def state_dict(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class Accumulator:
         try:
             for micro, ends in one_ahead(loader):
                 if opened is None:
-                    size = steps if isinstance(steps, int) else steps(self._counters)
+                    size = steps(self._counters) if callable(steps) else steps
                     require_positive("steps", size, call=f"steps(counters) -> {size!r}")
                     opened, handed = self._begin(), 0
                 handed += 1
@@ -317,15 +317,15 @@ class Accumulator:
                     opened = None
         finally:
             if opened is not None and self._open is opened:
-                self._abandon()
+                self._rest()
 
     def _begin(self, weighed: Mapping[str, float] | None = None) -> _Open:
         if self._open is not None:  # left behind by a loop that something ended
             self._open.cut_off = True
-            self._abandon()
+            self._rest()
         self._gradients.clear()
         self._phase = Phase.SUMMING
-        self._open = _Open(before=self._counters, tally=Tally(weighed=weighed))
+        self._open = _Open(tally=Tally(weighed=weighed))
         return self._open
 
     def _add(self, terms: Terms) -> None:
@@ -342,7 +342,6 @@ class Accumulator:
             )
         opened.tally = opened.tally.plus(terms)
         opened.micro_batches += 1
-        self._counters = self._counters.after_micro_batch()
 
     def _close(self) -> StepReport:
         opened: Any = self._open
@@ -357,7 +356,10 @@ class Accumulator:
             for scheduler in self._schedulers:
                 advance(scheduler, mean.loss)
         self._counters = self._counters.after(
-            outcome=outcome, samples=opened.samples, tokens=opened.tokens
+            outcome=outcome,
+            micro_batches=opened.micro_batches,
+            samples=opened.samples,
+            tokens=opened.tokens,
         )
         self._rest()
         self._report = StepReport(
@@ -375,11 +377,6 @@ class Accumulator:
             terms=mean.terms,
         )
         return self._report
-
-    def _abandon(self) -> None:
-        if self._open is not None:
-            self._counters = self._open.before
-        self._rest()
 
     def _rest(self) -> None:
         self._gradients.clear()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradaccum.collate import CollateFunction
 from gradaccum.errors import ArgumentError
-from gradaccum.tree import leaves, map_leaves
+from gradaccum.tree import flat, leaves, map_leaves
 
 T = TypeVar("T")
 
@@ -112,10 +112,10 @@ class Rows(EffectiveBatch):
 
     def micro_batch(self, positions: np.ndarray, collate: CollateFunction) -> Any:
         """Return some rows; a view where they follow each other."""
-        first, last = int(positions[0]), int(positions[-1])
-        if np.array_equal(positions, np.arange(first, last + 1)):
-            return self._take(slice(first, last + 1))
-        return self._take(positions.tolist())
+        places = positions.tolist()
+        if places == list(range(places[0], places[0] + len(places))):
+            return self._take(slice(places[0], places[0] + len(places)))
+        return self._take(places)
 
     def _take(self, index: int | slice | list[int]) -> Any:
         return map_leaves(lambda leaf: leaf[index], self._tree)
@@ -131,8 +131,7 @@ def common_size(tree: Any) -> int | None:
         The number of samples; None if the leaves are not all tensors of one first dimension.
     """
     sizes = {
-        leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None
-        for _, leaf in leaves(tree)
+        leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in flat(tree)
     }
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -157,7 +156,7 @@ def effective_batch(batch: Any) -> EffectiveBatch:
         if batch and not isinstance(batch[0], Tensor):
             return Samples(batch)
         got = "a list of bare tensors" if batch else "an empty list"
-    elif any(isinstance(leaf, Tensor) for _, leaf in leaves(batch)):
+    elif any(isinstance(leaf, Tensor) for leaf in flat(batch)):
         return Rows(batch)
     else:
         got = f"{type(batch).__name__} without a tensor"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradaccum.errors import ArgumentError, CollateError
-from gradaccum.tree import leaves, map_leaves, map_with_path
+from gradaccum.tree import flat, leaves, map_leaves, map_with_path
 
 CollateFunction = Callable[[list[Any]], Any]
 """From a list of samples to a micro-batch."""
@@ -155,9 +155,11 @@ def to_device(micro: Any, device: torch.device) -> Any:
     Returns:
         The micro-batch there; leaves that are no tensors as they were.
     """
+    if all(not isinstance(leaf, Tensor) or leaf.device == device for leaf in flat(micro)):
+        return micro
 
     def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.device == device:
+        if not isinstance(leaf, Tensor):
             return leaf
         if device.type == "cuda" and leaf.device.type == "cpu":
             return leaf.pin_memory().to(device, non_blocking=True)

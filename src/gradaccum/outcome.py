@@ -123,14 +123,17 @@ class Counters:
     samples: int = 0
     tokens: int = 0
 
-    def after_micro_batch(self) -> "Counters":
-        """Return the counts after one more micro-batch."""
-        return replace(self, micro_steps=self.micro_steps + 1)
+    def within(self, micro_batches: int) -> "Counters":
+        """Return the counts in an effective batch of which some micro-batches are in."""
+        return replace(self, micro_steps=self.micro_steps + micro_batches)
 
-    def after(self, *, outcome: Outcome, samples: int, tokens: int) -> "Counters":
+    def after(
+        self, *, outcome: Outcome, micro_batches: int, samples: int, tokens: int
+    ) -> "Counters":
         """Return the counts after one more effective batch."""
         return replace(
             self,
+            micro_steps=self.micro_steps + micro_batches,
             optimizer_steps=self.optimizer_steps + outcome.stepped,
             skipped=self.skipped + (not outcome.stepped),
             samples=self.samples + samples,

@@ -15,10 +15,15 @@ from gradaccum.errors import CollateError
 
 def children(tree: Any) -> dict[Any, Any] | None:
     """Return a container's children by key, index or field name; None for a leaf."""
-    if isinstance(tree, Mapping):
-        return {key: tree[key] for key in tree}
-    if isinstance(tree, tuple) or (isinstance(tree, list) and not _is_numbers(tree)):
+    kind = type(tree)
+    if kind is dict:
+        return tree  # type: ignore[no-any-return]  # the usual case, and this is a hot path
+    if issubclass(kind, tuple) or (issubclass(kind, list) and not _is_numbers(tree)):
         return dict(enumerate(tree))
+    if hasattr(kind, "shape"):  # a tensor or an array, before slower questions
+        return None
+    if issubclass(kind, Mapping):
+        return {key: tree[key] for key in tree}
     if is_dataclass(tree) and not isinstance(tree, type):
         return {field.name: getattr(tree, field.name) for field in fields(tree) if field.init}
     return None
@@ -57,18 +62,35 @@ def _join(path: str, key: Any, tree: Any) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` to each leaf, or to the corresponding leaves of several like trees.
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply `function` to each leaf.
 
     Args:
-        function: Gets one leaf of each tree.
+        function: Gets a leaf.
         tree: A leaf or a container of trees.
-        others: Trees of the same structure.
 
     Returns:
-        A tree of the first tree's structure and types.
+        A tree of the same structure and types.
     """
-    return map_with_path(lambda _, *found: function(*found), tree, *others)
+    found = children(tree)
+    if found is None:
+        return function(tree)
+    return _rebuild(tree, {key: map_leaves(function, child) for key, child in found.items()})
+
+
+def flat(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, in order.
+
+    Args:
+        tree: A leaf or a container of trees.
+
+    Returns:
+        Its leaves.
+    """
+    found = children(tree)
+    if found is None:
+        return [tree]
+    return [leaf for child in found.values() for leaf in flat(child)]
 
 
 def map_with_path(function: Callable[..., Any], tree: Any, *others: Any, path: str = "") -> Any:

@@ -65,7 +65,9 @@ class Update:
             sums: The gradient sums, in place in ``.grad``.
             scale: What they are multiplied by.
         """
-        if sums and scale != 1.0 and not all(map(_scales_itself, self.optimizers)):
+        if not sums:
+            scale = 1.0  # no loss has reached these parameters
+        elif scale != 1.0 and not all(map(_scales_itself, self.optimizers)):
             torch._foreach_mul_(list(sums), scale)
             scale = 1.0
         for optimizer in self.optimizers:
@@ -87,11 +89,10 @@ def _step_scaled(optimizer: Optimizer, scale: float) -> None:
     device = optimizer.param_groups[0]["params"][0].device
     fused: dict[str, Tensor] = vars(optimizer)  # where torch's GradScaler puts them as well
     fused["grad_scale"] = torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
-    fused["found_inf"] = torch.zeros((), dtype=torch.float32, device=device)
     try:
         optimizer.step()
     finally:
-        del fused["grad_scale"], fused["found_inf"]
+        del fused["grad_scale"]
 
 
 def advance(scheduler: LRScheduler, loss: float) -> None:

@@ -1,6 +1,8 @@
+import pytest
 import torch
 from torch import nn
 
+from gradaccum.errors import PhaseError
 from gradaccum.gradients import Gradients
 
 
@@ -24,6 +26,7 @@ def test_parameter_groups_are_read_anew():
     model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
     optimizer = torch.optim.SGD(model[0].parameters(), lr=1.0)
     gradients = Gradients([optimizer])
+    gradients.clear()
     optimizer.add_param_group({"params": list(model[1].parameters())})
     model[0].bias.requires_grad_(False)
     model[1].bias.grad = torch.ones(1)
@@ -36,3 +39,35 @@ def test_parameter_groups_are_read_anew():
 
 def test_no_sum_has_no_norm():
     assert Gradients([]).norm().item() == 0.0
+
+
+def test_whose_sums_are_changed_by_a_later_micro_batch_of_others_notices():
+    mine, other = nn.Linear(2, 1), nn.Linear(1, 1)
+    one, two = (Gradients([torch.optim.SGD(m.parameters(), lr=1.0)]) for m in (mine, other))
+    one.clear()
+    two.clear()
+    two.add(other(torch.ones(1, 1)).sum())
+    one.add(mine(torch.ones(1, 2)).sum())
+    one.add(other(mine(torch.ones(1, 2))).sum())
+    with pytest.raises(PhaseError, match="expected no change from outside"):
+        two.add(other(torch.ones(1, 1)).sum())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.zero_grad(),
+        lambda layer: [p.grad.mul_(0.5) for p in layer.parameters()],
+        lambda layer: layer(torch.ones(1, 2)).sum().backward(),
+    ],
+    ids=["zero_grad", "rescaled", "another backward"],
+)
+def test_changes_from_outside_are_noticed(change):
+    layer = nn.Linear(2, 1)
+    gradients = Gradients([torch.optim.SGD(layer.parameters(), lr=1.0)])
+    gradients.clear()
+    gradients.add(layer(torch.ones(1, 2)).sum())
+    gradients.add(layer(torch.ones(1, 2)).sum())
+    change(layer)
+    with pytest.raises(PhaseError, match="another backward, zero_grad or scaling"):
+        gradients.add(layer(torch.ones(1, 2)).sum())

@@ -35,11 +35,14 @@ def test_a_report_is_plain_json():
 
 
 def test_counters_move_apart():
-    counters = Counters().after_micro_batch().after_micro_batch()
-    counters = counters.after(outcome=Outcome.STEPPED, samples=3, tokens=9)
-    counters = counters.after(outcome=Outcome.SKIPPED_NONFINITE, samples=2, tokens=4)
+    counters = Counters()
+    assert counters.within(2) == Counters(micro_steps=2)
+    counters = counters.after(outcome=Outcome.STEPPED, micro_batches=2, samples=3, tokens=9)
+    counters = counters.after(
+        outcome=Outcome.SKIPPED_NONFINITE, micro_batches=1, samples=2, tokens=4
+    )
     assert counters.as_dict() == {
-        "micro_steps": 2,
+        "micro_steps": 3,
         "optimizer_steps": 1,
         "skipped": 1,
         "samples": 5,

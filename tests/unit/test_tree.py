@@ -64,13 +64,15 @@ def test_paths():
     assert list(leaves(5)) == [("", 5)]
 
 
-@pytest.mark.parametrize("leaf", [torch.ones(2), [], [1.0, 2.0], [[1], [2, 3]], "text", None, Pair])
+@pytest.mark.parametrize(
+    "leaf", [torch.ones(2), [], [1.0, 2.0], [[1], [2, 3]], "text", None, Pair, Graph]
+)
 def test_leaves_that_are_no_containers(leaf):
     assert children(leaf) is None
 
 
 def test_several_trees_at_once():
-    summed = map_leaves(lambda *found: sum(found), {"a": 1, "b": (2,)}, {"b": (20,), "a": 10})
+    summed = map_with_path(lambda _, *found: sum(found), {"a": 1, "b": (2,)}, {"b": (20,), "a": 10})
     assert summed == {"a": 11, "b": (22,)}
 
 
@@ -86,4 +88,4 @@ def test_several_trees_at_once():
 )
 def test_trees_of_different_structure(one, other, told):
     with pytest.raises(CollateError, match=told):
-        map_leaves(lambda *found: found, one, other)
+        map_with_path(lambda _, *found: found, one, other)

@@ -1,7 +1,7 @@
 """The loss of an effective batch while its micro-batches come in, and its mean at the end."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isclose, nan
 from types import MappingProxyType
 
@@ -28,6 +28,15 @@ class Mean:
     loss: float
     divisor: float
     terms: Mapping[str, Term]
+
+
+def _wide(loss: Loss) -> Loss:
+    """Return a loss in double precision, where the device has it, for others to be added to."""
+    kind = torch.float32 if loss.sum.device.type == "mps" else torch.float64
+    weight = loss.weight
+    if isinstance(weight, Tensor):
+        weight = weight.to(loss.sum.device, kind)
+    return Loss(loss.sum.to(kind), weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +71,14 @@ class Tally:
         """
         added = dict(self.sums)
         for name, term in terms.items():
-            added[name] = added[name] + term.detach() if name in added else term.detach()
-        return replace(self, sums=added)
+            weight = term.weight.detach() if isinstance(term.weight, Tensor) else term.weight
+            before = added.get(name)
+            added[name] = (
+                _wide(Loss(term.sum.detach(), weight))
+                if before is None
+                else Loss(before.sum + term.sum.detach(), before.weight + weight)
+            )
+        return Tally(sums=added, weighed=self.weighed)
 
     def differentiable(self, terms: Terms) -> Tensor:
         """Return the tensor whose gradient a micro-batch adds.
@@ -77,9 +92,13 @@ class Tally:
         Raises:
             LossError: There are several terms, and the effective batch was not weighed.
         """
-        names = {*self.sums, *terms}
-        if not self._divides and len(names) == 1:
+        if (
+            not self._divides
+            and len(terms) == 1
+            and (not self.sums or terms.keys() == self.sums.keys())
+        ):
             return next(iter(terms.values())).sum
+        names = {*self.sums, *terms}
         if missing := names - set(self.weighed or {}):
             raise LossError(
                 f"a loss with the terms {', '.join(sorted(names))}",

@@ -79,14 +79,6 @@ class Loss:
         """Return ``sum / weight``."""
         return self.sum / self.weight
 
-    def detach(self) -> "Loss":
-        """Return the same numbers without a graph, in double precision where the device has it."""
-        kind = torch.float32 if self.sum.device.type == "mps" else torch.float64
-        weight = self.weight
-        if isinstance(weight, Tensor):
-            weight = weight.detach().to(self.sum.device, kind)
-        return Loss(self.sum.detach().to(kind), weight)
-
 
 def checked(loss: Any, *, call: str) -> Loss:
     """Return `loss` if it is a valid `Loss`.

@@ -16,7 +16,9 @@ def alone(numbers):
 
 
 def test_the_mean_of_a_lone_term():
-    tally = Tally().plus({"": loss(10.0, 1)}).plus({"": loss(8.0, torch.tensor(9))})
+    before = Tally().plus({"": loss(10.0, 1)})
+    tally = before.plus({"": loss(8.0, torch.tensor(9))})
+    assert before.mean(alone)[0].loss == 10.0  # as it was
     mean, norm = tally.mean(alone, torch.tensor(3.0))
     assert (mean.loss, mean.divisor, norm) == (1.8, 10.0, 3.0)
     assert mean.terms == {}
@@ -30,6 +32,7 @@ def test_a_lone_named_term_is_told():
 
 def test_several_terms_are_divided_as_they_come():
     tally = Tally(weighed={"ce": 10, "aux": 2})
+    assert tally.differentiable({"ce": loss(5.0, 4)}).item() == 5 / 10
     total = tally.differentiable({"ce": loss(5.0, 4), "aux": loss(3.0, 1)})
     assert total.item() == 5 / 10 + 3 / 2
     tally = tally.plus({"ce": loss(5.0, 4), "aux": loss(3.0, 1)}).plus({"ce": loss(1.0, 6)})

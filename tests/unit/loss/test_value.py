@@ -35,14 +35,6 @@ def test_of_unequal_shapes():
         Loss.of(torch.ones(2, 3), torch.ones(2, 1))
 
 
-def test_detached_in_double_precision():
-    sum = torch.tensor(1.0, requires_grad=True)
-    loss = Loss(sum, torch.tensor(3, dtype=torch.int32)).detach()
-    assert (loss.sum.dtype, loss.weight.dtype) == (torch.float64, torch.float64)
-    assert not loss.sum.requires_grad
-    assert Loss(sum, 3).detach().weight == 3
-
-
 @pytest.mark.parametrize(
     "weight", [0, 1, 2.5, True, np.int64(3), np.float32(0.5), torch.tensor(2), torch.tensor(0.5)]
 )

@@ -126,7 +126,7 @@ def test_fixed_micro_batches_of_like_length():
     ("lengths", "told"),
     [
         ([1, 2], "shape"),
-        ([[1, 2, 3]], "shape"),
+        ([[1], [2], [3]], "shape"),
         ([1, -2, 3], r"lengths\[1\]"),
         ([1.5, 2, 3], "1.5"),
     ],
