@@ -1,58 +1,27 @@
-"""The engine: the micro-batches of one effective batch, then the update.
+"""The accumulator: two doors to one engine.
 
-    IDLE --begin--> SUMMING --close--> CLOSING --> IDLE
-                       |                  |
-                       +---- abandon -----+------> IDLE, as if it had not begun
-
-`step`, and `over` with `backward`, are two doors to the same moves.
+`step` takes a whole effective batch; `over` and `backward` go with a loop of your own.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from math import isfinite
-from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.batch import WeighFunction, common_size, one_ahead, weigh
-from gradaccum.errors import ArgumentError, LossError, NonFiniteError, PhaseError
+from gradaccum.engine import Engine, Nonfinite, Opened, Phase
+from gradaccum.errors import ArgumentError, LossError, PhaseError
 from gradaccum.feed import Feed
-from gradaccum.gradients import Gradients
 from gradaccum.loss import Loss, Tally, Terms, checked_terms
-from gradaccum.outcome import Counters, Evaluation, Outcome, StepReport
+from gradaccum.outcome import Counters, Evaluation, StepReport
 from gradaccum.partition import require_positive
 from gradaccum.protocols import Check, GradientSync, InTurn, LocalSync, LossFunction, Runner
-from gradaccum.update import Update, advance
+from gradaccum.update import Update
 
 M = TypeVar("M")
-
-
-class Phase(Enum):
-    """Where an accumulator stands."""
-
-    IDLE = auto()  # no gradient sums are held
-    SUMMING = auto()  # some micro-batches are in; parameters must not move
-    CLOSING = auto()  # all are in; the sums are scaled exactly once on the way to the step
-
-
-@dataclass(slots=True)
-class _Open:
-    """What is held of the effective batch that is open."""
-
-    tally: Tally
-    samples: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    micro_batches: int = 0
-    awaited: bool = False  # a micro-batch of `over` is out whose backward has not come
-    last: bool = False  # and no other will follow it
-    cut_off: bool = False  # another effective batch began before this one was closed
-    started: float = field(default_factory=perf_counter)
 
 
 class Accumulator:
@@ -85,32 +54,33 @@ class Accumulator:
         sync: GradientSync | None = None,
         runner: Runner | None = None,
         check: Check | None = None,
-        nonfinite: Literal["raise", "skip_step"] = "raise",
+        nonfinite: Nonfinite = "raise",
     ) -> None:
-        self._model, self._loss, self._update, self._feed = model, loss, update, feed
-        self._schedulers, self._weigh = tuple(schedulers), weigh
+        self._model, self._loss, self._feed = model, loss, feed
+        self._weigh, self._check = weigh, check
         self._sync, self._runner = sync or LocalSync(), runner or InTurn()
-        self._check, self._nonfinite = check, nonfinite
-        self._gradients = Gradients(update.optimizers)
-        self._phase, self._open = Phase.IDLE, None  # type: tuple[Phase, _Open | None]
-        self._counters = Counters()
-        self._report: StepReport | None = None
+        self._engine = Engine(
+            update=update, schedulers=schedulers, sync=self._sync, nonfinite=nonfinite
+        )
+        # The effective batch whose micro-batch `over` handed out and that awaits its backward,
+        # and whether that micro-batch is its last.
+        self._awaited: Opened | None = None
+        self._last = False
 
     @property
     def phase(self) -> Phase:
         """Where this accumulator stands."""
-        return self._phase
+        return self._engine.phase
 
     @property
     def counters(self) -> Counters:
-        """What was done so far, the open effective batch's micro-batches included."""
-        opened = self._open
-        return self._counters if opened is None else self._counters.within(opened.micro_batches)
+        """What was done so far, the micro-batches of an open effective batch included."""
+        return self._engine.counters
 
     @property
     def report(self) -> StepReport | None:
         """The report of the last effective batch; None before the first."""
-        return self._report
+        return self._engine.report
 
     def step(self, batch: Any) -> StepReport:
         """Run one effective batch through the model and update the parameters.
@@ -127,21 +97,24 @@ class Accumulator:
         """
         feed = self._needed_feed("step")
         effective, plan = feed.plan(batch)
-        if effective.dataset_lengths is not None and not self._counters.micro_steps:
+        if effective.dataset_lengths is not None and self.report is None:
             feed.cut.admit(effective.dataset_lengths)
         weighed = None if self._weigh is None else weigh(effective, self._weigh)
         if self._check is not None:
             self._check(effective)
             self._check = None
-        opened = self._begin(weighed)
-        opened.samples, opened.tokens = plan.num_samples, plan.tokens
-        opened.padded_tokens = plan.padded_tokens
+        self._engine.begin(
+            weighed=weighed,
+            samples=plan.num_samples,
+            tokens=plan.tokens,
+            padded_tokens=plan.padded_tokens,
+        )
         try:
             with closing(self._held(feed.micro_batches(effective, plan))) as micro_batches:
-                self._runner.run(micro_batches, self._forward, self._add)
-            return self._close()
+                self._runner.run(micro_batches, self._forward, self._engine.add)
+            return self._engine.close()
         except BaseException:
-            self._rest()
+            self._engine.drop()
             raise
 
     def evaluate(self, batch: Any) -> Evaluation:
@@ -196,6 +169,9 @@ class Accumulator:
     ) -> StepReport | None:
         """Add the gradient of a micro-batch; update the parameters if it was the last.
 
+        A sum without a weight is refused (`LossError`), and so are several terms: their weights
+        over the whole effective batch cannot be known in a loop of your own.
+
         Args:
             sum: The summed loss of the micro-batch, not averaged; or a `Loss`.
             weight: What the sum is to be divided by; a `Loss` has its own.
@@ -205,39 +181,21 @@ class Accumulator:
 
         Raises:
             PhaseError: No micro-batch of `over` awaits its backward.
-            LossError: The weight is missing, or there are several terms: their weights over the
-                whole effective batch cannot be known in a loop of your own.
         """
-        opened = self._open
-        if opened is None or not opened.awaited:
+        if self._awaited is None or self._awaited is not self._engine.opened:
             raise PhaseError(
                 "accumulator.backward(...)",
                 expected="one call for each micro-batch that accumulator.over(...) hands out",
                 got="a call with no micro-batch waiting",
                 remedy="Add the losses of one micro-batch and call backward once, in the loop.",
             )
-        if isinstance(sum, Tensor) and weight is None:
-            raise LossError(
-                "accumulator.backward(sum)",
-                expected="the weight of the sum beside it",
-                got="no weight",
-                remedy="Pass weight=: the samples or tokens that the sum runs over.",
-            )
-        if isinstance(sum, Mapping):
-            raise LossError(
-                "accumulator.backward({...})",
-                expected="one sum with one weight",
-                got=f"the terms {', '.join(map(str, sum))}",
-                remedy="Use accumulator.step(batch) with weigh=..., which knows the weights of "
-                "the whole effective batch beforehand.",
-            )
-        loss = sum if weight is None else Loss(sum, weight)  # type: ignore[arg-type]  # see below
+        loss = _with_weight(sum, weight)
         try:
-            self._add(checked_terms(loss, call="accumulator.backward(sum, weight)"))
-            opened.awaited = False
-            return self._close() if opened.last else None
+            self._engine.add(checked_terms(loss, call="accumulator.backward(sum, weight)"))
+            self._awaited = None
+            return self._engine.close() if self._last else None
         except BaseException:
-            self._rest()
+            self._engine.drop()
             raise
 
     def state_dict(self) -> dict[str, Any]:
@@ -249,14 +207,14 @@ class Accumulator:
         Raises:
             PhaseError: An effective batch is open.
         """
-        if self._open is not None:
+        if self._engine.opened is not None:
             raise PhaseError(
                 "accumulator.state_dict()",
                 expected="no effective batch to be open",
-                got=f"phase {self._phase.name}",
+                got=f"phase {self.phase.name}",
                 remedy="Save between two effective batches.",
             )
-        return {"counters": self._counters.as_dict()}
+        return {"counters": self.counters.as_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the counters of another accumulator.
@@ -264,7 +222,7 @@ class Accumulator:
         Args:
             state: What `state_dict` returned.
         """
-        self._counters = Counters(**state["counters"])
+        self._engine.counters = Counters(**state["counters"])
 
     def _needed_feed(self, method: str) -> Feed:
         if self._loss is not None and self._feed is not None:
@@ -290,108 +248,53 @@ class Accumulator:
             del micro
 
     def _over(self, loader: Iterable[M], steps: int | Callable[[Counters], int]) -> Iterator[M]:
-        opened: _Open | None = None
+        engine = self._engine
+        opened: Opened | None = None
         handed = size = 0
         try:
             for micro, ends in one_ahead(loader):
                 if opened is None:
-                    size = steps(self._counters) if callable(steps) else steps
+                    size = steps(engine.counters) if callable(steps) else steps
                     require_positive("steps", size, call=f"steps(counters) -> {size!r}")
-                    opened, handed = self._begin(), 0
+                    opened, handed = engine.begin(), 0
                 handed += 1
                 opened.samples += common_size(micro) or 0
-                opened.awaited, opened.last = True, ends or handed == size
-                with self._sync.hold(last=opened.last):
+                last = ends or handed == size
+                self._awaited, self._last = opened, last
+                with self._sync.hold(last=last):
                     yield micro
                 del micro
-                if opened.cut_off:
+                if opened.replaced:
                     raise PhaseError(
                         "accumulator.over(...)",
                         expected="one effective batch at a time",
                         got="another that began in the middle of this one; its sums are dropped",
                         remedy="Finish the loop first, or use an accumulator of its own.",
                     )
-                if self._open is opened and opened.last:
-                    self._close()  # the last micro-batch was left without a backward
-                if self._open is not opened:
+                if last and engine.opened is opened:
+                    engine.close()  # the last micro-batch was left without a backward
+                if engine.opened is not opened:
                     opened = None
         finally:
-            if opened is not None and self._open is opened:
-                self._rest()
+            if opened is not None and engine.opened is opened:
+                engine.drop()
 
-    def _begin(self, weighed: Mapping[str, float] | None = None) -> _Open:
-        if self._open is not None:  # left behind by a loop that something ended
-            self._open.cut_off = True
-            self._rest()
-        self._gradients.clear()
-        self._phase = Phase.SUMMING
-        self._open = _Open(tally=Tally(weighed=weighed))
-        return self._open
 
-    def _add(self, terms: Terms) -> None:
-        opened: Any = self._open
-        total = opened.tally.differentiable(terms)
-        if total.requires_grad:
-            self._gradients.add(total)
-        elif any(float(term.weight) for term in terms.values()):
-            raise LossError(
-                "backward of a micro-batch",
-                expected="a loss that depends on parameters that require a gradient",
-                got="a sum without a graph",
-                remedy="Return the sum undetached, and compute it with gradients enabled.",
-            )
-        opened.tally = opened.tally.plus(terms)
-        opened.micro_batches += 1
-
-    def _close(self) -> StepReport:
-        opened: Any = self._open
-        self._phase = Phase.CLOSING
-        mean, norm = opened.tally.mean(self._sync.total, self._gradients.norm())
-        grad_norm = norm / mean.divisor if mean.divisor else 0.0
-        outcome = self._outcome(mean.divisor, mean.loss, grad_norm)
-        lr = self._update.lr
-        if outcome.stepped:
-            scale = self._update.scale(weight=mean.divisor, grad_norm=grad_norm)
-            self._update(self._gradients.tensors(), scale=scale)
-            for scheduler in self._schedulers:
-                advance(scheduler, mean.loss)
-        self._counters = self._counters.after(
-            outcome=outcome,
-            micro_batches=opened.micro_batches,
-            samples=opened.samples,
-            tokens=opened.tokens,
+def _with_weight(sum: Any, weight: Any) -> Any:
+    """Return a sum and its weight as a loss, or what was given if it is to have its own."""
+    if isinstance(sum, Tensor) and weight is None:
+        raise LossError(
+            "accumulator.backward(sum)",
+            expected="the weight of the sum beside it",
+            got="no weight",
+            remedy="Pass weight=: the samples or tokens that the sum runs over.",
         )
-        self._rest()
-        self._report = StepReport(
-            outcome=outcome,
-            loss=mean.loss,
-            weight=mean.divisor,
-            grad_norm=grad_norm,
-            lr=lr,
-            samples=opened.samples,
-            tokens=opened.tokens,
-            padded_tokens=opened.padded_tokens,
-            micro_batches=opened.micro_batches,
-            optimizer_step=self._counters.optimizer_steps,
-            seconds=perf_counter() - opened.started,
-            terms=mean.terms,
+    if isinstance(sum, Mapping):
+        raise LossError(
+            "accumulator.backward({...})",
+            expected="one sum with one weight",
+            got=f"the terms {', '.join(map(str, sum))}",
+            remedy="Use accumulator.step(batch) with weigh=..., which knows the weights of "
+            "the whole effective batch beforehand.",
         )
-        return self._report
-
-    def _rest(self) -> None:
-        self._gradients.clear()
-        self._phase, self._open = Phase.IDLE, None
-
-    def _outcome(self, weight: float, loss: float, grad_norm: float) -> Outcome:
-        if weight == 0:
-            return Outcome.SKIPPED_EMPTY
-        if isfinite(grad_norm) and isfinite(loss):
-            return Outcome.STEPPED
-        if self._nonfinite == "skip_step":
-            return Outcome.SKIPPED_NONFINITE
-        raise NonFiniteError(
-            f"effective batch after optimizer step {self._counters.optimizer_steps}",
-            expected="a finite loss and gradient",
-            got=f"loss {loss} and gradient norm {grad_norm}",
-            remedy='Lower the learning rate, look for bad samples, or pass nonfinite="skip_step".',
-        )
+    return sum if weight is None else Loss(sum, weight)
