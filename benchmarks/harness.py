@@ -43,6 +43,7 @@ def run_case(module: str, case: str, **settings: Any) -> dict[str, Any]:
         try:
             done = subprocess.run(
                 command,
+                check=False,
                 cwd=_ROOT,
                 env={**os.environ, **_SILENT},
                 capture_output=True,

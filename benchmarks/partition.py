@@ -61,6 +61,7 @@ def _cut_all(lengths: np.ndarray, size: int) -> dict[str, float]:
         "micro_batches": sum(map(len, plans)) / len(plans),
         "fixed_by_length": tokens / sum(_padded(-np.sort(-batch)) for batch in batches),
         "fixed_random": tokens / sum(_padded(batch) for batch in batches),
+        "fixed_micro_batches": size * MAX_LENGTH / CAP,
     }
 
 
@@ -84,9 +85,10 @@ def section(result: Mapping[str, Any]) -> list[str]:
                 f"{int(size):,}",
                 f"{one['real_share']:.1%}",
                 f"{target:.1%}: {verdict(one['real_share'], target, at_least=True)}",
-                f"{one['fixed_by_length']:.1%}",
+                f"{one['micro_batches']:.0f}",
                 f"{one['fixed_random']:.1%}",
-                f"{one['micro_batches']:.1f}",
+                f"{one['fixed_by_length']:.1%}",
+                f"{one['fixed_micro_batches']:.0f}",
                 f"{one['seconds_per_million']:.2f}",
             ]
         )
@@ -94,9 +96,10 @@ def section(result: Mapping[str, Any]) -> list[str]:
         "effective batch, samples",
         "real tokens of all computed",
         "target",
-        "fixed size, by length",
-        "fixed size, random order",
         "micro-batches",
+        "fixed size, random order",
+        "fixed size, by length",
+        "micro-batches of fixed size",
         "seconds per million samples",
     ]
     return [

@@ -124,7 +124,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
             },
         }
         pairs = [ours[run["round"]][speed] / run[speed] for run in good if run["round"] in ours]
-        if pairs:
+        if pairs and name != OURS:
             summary[name]["gradaccum_is_faster_by"] = spread(pairs)
     if ours:
         checks = [run["verify_seconds"] for run in ours.values()]
@@ -148,7 +148,7 @@ def section(result: Mapping[str, Any]) -> list[str]:
                 f"{found['seconds_per_step']['median']:.2f}" if case.same else "-",
                 told(found["real_tokens_per_second"], ",.0f"),
                 f"{found['real_share']:.0%}",
-                told(found["gradaccum_is_faster_by"]) if name != OURS else "",
+                told(found["gradaccum_is_faster_by"]) if "gradaccum_is_faster_by" in found else "",
                 f"{found['gradient']['largest']:.1e}" if comparable else "-",
             ]
         )

@@ -1,15 +1,11 @@
 """gradaccum: the same effective batches, cut by length under a cap of tokens."""
 
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import gradaccum as ga
-from benchmarks.uneven_text.setting import MAX_GRAD_NORM, PAD, Job
-from gradaccum.audit import Verify
-from gradaccum.batch import Samples
-from gradaccum.collate import collate_function
-from gradaccum.feed import Feed
-from gradaccum.partition import Cap, CappedCut
+from benchmarks.uneven_text.setting import MAX_GRAD_NORM, PAD, Job, build
 
 
 def loss(model: Any, micro: Any) -> ga.Loss:
@@ -21,27 +17,36 @@ def loss(model: Any, micro: Any) -> ga.Loss:
 def step(job: Job) -> dict[str, Any]:
     """Train; afterwards, time the look at the first effective batch by itself."""
     samples = [{**sample, "labels": sample["input_ids"]} for sample in job.samples]
-    pad = {"input_ids": PAD, "labels": -100}
-    accumulator = ga.accumulator(
+    accumulator = _accumulator(job, "first")
+    lengths = [len(sample["input_ids"]) for sample in samples]
+    for batch in ga.effective_batches(samples, job.setting.size, lengths=lengths, shuffle=False):
+        report = accumulator.step(batch)
+    return {
+        "micro_batches": report.micro_batches,
+        "verify_seconds": _verify_seconds(build(job.setting), samples[: job.setting.size]),
+    }
+
+
+def _accumulator(job: Job, verify: Any) -> ga.Accumulator:
+    return ga.accumulator(
         job.model,
         job.optimizer,
         loss,
         micro_batch_tokens=job.setting.cap,
         max_grad_norm=MAX_GRAD_NORM,
-        pad=pad,
+        pad={"input_ids": PAD, "labels": -100},
+        verify=verify,
     )
-    lengths = [len(sample["input_ids"]) for sample in samples]
-    for batch in ga.effective_batches(samples, job.setting.size, lengths=lengths, shuffle=False):
-        report = accumulator.step(batch)
-    feed = Feed(cut=CappedCut(cap=Cap(limit=job.setting.cap)), collate=collate_function(pad))
-    check = Verify(model=job.model, loss=loss, micro_batch=feed.one)
-    return {
-        "micro_batches": report.micro_batches,
-        "verify_seconds": _seconds(check, Samples(samples[: job.setting.size])),
-    }
 
 
-def _seconds(check: Verify, batch: Samples) -> float:
-    begun = perf_counter()
-    check(batch)
-    return perf_counter() - begun
+def _verify_seconds(job: Job, batch: list[Any]) -> float:
+    """Time steps of the three shortest samples, which it looks at, with it and without it."""
+    shortest = sorted(batch, key=lambda sample: len(sample["input_ids"]))[:3]
+    seconds: dict[str, list[float]] = {"first": [], "never": []}
+    for _ in range(5):
+        for verify, found in seconds.items():
+            accumulator = _accumulator(job, verify)
+            begun = perf_counter()
+            accumulator.step(shortest)
+            found.append(perf_counter() - begun)
+    return median(seconds["first"]) - median(seconds["never"])

@@ -192,10 +192,10 @@ def test_a_loss_may_ask_for_gradients():
 class Stateful(nn.Module):
     """Buffers that are moved in place and replaced, random draws, and a mode by hand."""
 
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
         self.linear = nn.Linear(8, 8)
-        self.norm = nn.BatchNorm1d(8)
+        self.norm = norm(8)
         self.dropout = nn.Dropout(0.5)
         self.frozen = nn.Dropout(0.5).eval()
         self.register_buffer("seen", torch.zeros(()))
@@ -208,15 +208,17 @@ class Stateful(nn.Module):
         return self.frozen(self.dropout(self.norm(self.linear(x))))
 
 
-@pytest.mark.parametrize("raising", [False, True])
-def test_everything_is_left_as_it_was(raising):
+@pytest.mark.parametrize(
+    ("norm", "raising"), [(nn.BatchNorm1d, False), (nn.LayerNorm, False), (nn.LayerNorm, True)]
+)
+def test_everything_is_left_as_it_was(norm, raising):
     """The step with a check before it is bit for bit the step without."""
     results = []
     for verify in ("first", "never"):
         torch.manual_seed(4)
         random.seed(4)
         np.random.seed(4)
-        model = Stateful()
+        model = Stateful(norm)
         looked = []
 
         def loss(model, x, looked=looked):
