@@ -47,6 +47,13 @@ class Where:
         return os.getpid()
 
 
+class WhereInTurn(IterableDataset):
+    """The same without an index."""
+
+    def __iter__(self):
+        yield from (os.getpid() for _ in range(6))
+
+
 def samples(batches):
     """Return the samples of each effective batch."""
     return [[batch.sample(k) for k in range(len(batch))] for batch in batches]
@@ -166,8 +173,9 @@ def test_a_worker_of_any_iterable():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_workers_are_other_processes(workers):
-    batches = ga.effective_batches(Where(), 3, workers=workers)
+@pytest.mark.parametrize("source", [Where(), WhereInTurn()])
+def test_workers_are_other_processes(source, workers):
+    batches = ga.effective_batches(source, 3, workers=workers)
     assert (os.getpid() in flat(batches)) == (workers == 0)
 
 
@@ -220,7 +228,8 @@ def test_an_effective_batch_that_is_not_run_is_passed_over():
     batches = ga.effective_batches(data, 2, lengths=lengths(6), shuffle=False)
     first, second, third = batches
     assert data.reads == []
-    assert third.micro_batch(np.array([0, 1]), Collate(pad={"input_ids": -1})) is not None
+    found = third.micro_batch(np.array([0, 1]), Collate(pad={"input_ids": -1}))
+    assert found["input_ids"][:, 0].tolist() == [5, 4]
     assert second.indices.tolist() == [3, 2]
     found = first.micro_batch(np.array([1]), Collate())
     assert found["input_ids"].tolist() == [[0]]

@@ -32,7 +32,7 @@ class Loss:
 
     >>> import torch
     >>> one, two = Loss(torch.tensor(10.0), 1), Loss(torch.tensor(8.0), 9)
-    >>> float((one + two).mean())
+    >>> round(float((one + two).mean()), 3)
     1.8
     """
 
