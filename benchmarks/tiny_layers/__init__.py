@@ -28,7 +28,7 @@ TARGET = 1.0
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Run each case in its own process; in each, the two sides alternate."""
-    sizes = {"blocks": 3, "steps": 2} if quick else {"blocks": 15, "steps": 20}
+    sizes = {"blocks": 3, "steps": 2} if quick else {"blocks": 11, "steps": 20}
     cases = [f"{m} {form} {o}" for m in MODELS for form in FORMS for o in OPTIMIZERS]
     runs = []
     for number, order in enumerate(in_rounds(cases, 1)):

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.harness import in_rounds, run_case, spread, table, told, verdict
 
 FULL = {
-    "steps": 5,
+    "steps": 4,
     "size": 64,
     "micro_batch_size": 8,
     "max_length": 512,

@@ -1,6 +1,6 @@
 """Where gradient sums live: in ``.grad``, added in place by autograd."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ class Gradients:
 
     Only these parameters receive gradients: a generator's pass through its discriminator leaves
     the discriminator's sums alone. Autograd can be told so (``inputs=``), which costs 4 % of a
-    small backward pass; so the graph of the first micro-batch of each effective batch is searched
-    for parameters of others, and autograd is told only if there are any. Should a later micro-batch
-    reach others where the first did not, their accumulator notices that its sums were changed.
+    small backward pass. So the graph of a micro-batch is searched for parameters of others, and
+    autograd is told only if there are any; a graph of as many nodes as the one before is not
+    searched again.
 
     Args:
         optimizers: Their parameter groups are read anew for each effective batch, so parameters
@@ -28,7 +28,9 @@ class Gradients:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
         self._parameters: list[Parameter] = []
-        self._alone: bool | None = None  # whether no other's parameter is in reach; None: unknown
+        self._own: frozenset[int] = frozenset()  # their ids
+        self._alone = True  # no other's parameter is in reach of the graph that was searched last
+        self._last_node = self._nodes = 0  # number of its last node, and how many it has
         self._watched: list[tuple[Parameter, Tensor, int]] = []
 
     def clear(self) -> None:
@@ -40,7 +42,10 @@ class Gradients:
                     parameter.grad = None
                     if parameter.requires_grad:
                         self._parameters.append(parameter)
-        self._alone, self._watched = None, []
+        self._watched = []
+        own = frozenset(map(id, self._parameters))
+        if own != self._own:
+            self._own, self._nodes = own, 0
 
     def add(self, total: Tensor) -> None:
         """Add the gradient of a summed loss. Its graph is freed.
@@ -58,9 +63,8 @@ class Gradients:
                 got="another backward, zero_grad or scaling of these parameters' .grad",
                 remedy="Give each loss to the accumulator; it divides, clips and clears.",
             )
-        if self._alone is None:
-            self._alone = not _reaches_others(total, self._parameters)
-        torch.autograd.backward(total, inputs=None if self._alone else self._parameters)
+        inputs = None if self._is_alone(total) else self._parameters
+        torch.autograd.backward(total, inputs=inputs)
         self._watch()
 
     def tensors(self) -> list[Tensor]:
@@ -70,6 +74,21 @@ class Gradients:
     def norm(self) -> Tensor:
         """Return the 2-norm over all sums, a 0-dimensional tensor: the one norm pass."""
         return get_total_norm(self.tensors())
+
+    def _is_alone(self, total: Tensor) -> bool:
+        """Return whether a graph reaches none but these parameters.
+
+        Autograd numbers its nodes as they are made, so the distance between the last nodes of two
+        micro-batches is the number of nodes of the second. While it stays the same the model
+        took the same way, and the answer stands.
+        """
+        if total.grad_fn is None:  # the loss is a parameter itself
+            return False
+        number: int = total.grad_fn._sequence_nr()
+        nodes, self._last_node = number - self._last_node, number
+        if nodes != self._nodes:
+            self._nodes, self._alone = nodes, not _reaches_others(total, self._own)
+        return self._alone
 
     def _watch(self) -> None:
         """Note the first and the last sum, and how often each was changed in place.
@@ -84,9 +103,8 @@ class Gradients:
         self._watched = [(p, p.grad, p.grad._version) for p in ends if p.grad is not None]
 
 
-def _reaches_others(total: Tensor, parameters: Sequence[Parameter]) -> bool:
-    """Return whether the graph of a loss has leaves that are none of these parameters."""
-    own = {id(parameter) for parameter in parameters}
+def _reaches_others(total: Tensor, own: Collection[int]) -> bool:
+    """Return whether the graph of a loss has leaves that are not among these, by their ids."""
     waiting = [total.grad_fn]
     seen = set(waiting)
     while waiting:
