@@ -5,6 +5,7 @@ import importlib
 import shutil
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from benchmarks import environment, report
 from benchmarks.harness import write_json
@@ -36,11 +37,23 @@ def main() -> None:
     for name in [] if arguments.report else arguments.names or report.NAMES:
         print(name, flush=True)
         begun = perf_counter()
-        measured = importlib.import_module(f"benchmarks.{name}").measure(quick=arguments.quick)
+        measured = _measure(name, quick=arguments.quick)
         stamp = environment.stamp() | {"took_seconds": perf_counter() - begun}
         write_json(results / f"{name}.json", {"benchmark": name, **stamp, **measured})
         write_json(results / "environment.json", environment.describe())
     print(report.write(folder))
+
+
+def _measure(name: str, *, quick: bool) -> dict[str, Any]:
+    """Run one benchmark; a failure is a result, and the others go on."""
+    try:
+        measured: dict[str, Any] = importlib.import_module(f"benchmarks.{name}").measure(
+            quick=quick
+        )
+    except Exception as error:
+        print(f"  failed: {error}", flush=True)
+        return {"failed": f"{type(error).__name__}: {error}"}
+    return measured
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 def _seconds(more: str) -> tuple[float, float]:
     command = [sys.executable, "-c", _SCRIPT.format(more=more)]
-    total, after = subprocess.check_output(command, text=True).split()
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    total, after = done.stdout.split()
     return float(total), float(after)
 
 

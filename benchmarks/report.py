@@ -28,6 +28,9 @@ def write(folder: Path) -> Path:
             continue
         found = json.loads(path.read_text())
         lines += [f"## {_TITLES[name]}", ""]
+        if "failed" in found:
+            lines += [f"Failed: {found['failed']}", ""]
+            continue
         if name == "uneven_text" and picture.draw(found, results / "uneven_text.png"):
             lines += ["![Where a step's time goes](results/uneven_text.png)", ""]
         lines += importlib.import_module(f"benchmarks.{name}").section(found)

@@ -76,19 +76,15 @@ def _by_hand(parameters: list[Parameter], options: dict[str, bool]) -> Way:
 
 
 def _gradaccum(parameters: list[Parameter], options: dict[str, bool]) -> Way:
-    from gradaccum.gradients import Gradients
-    from gradaccum.update import Update
+    from gradaccum.update import Update, gradient_norm
 
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, **options)
     whole = Update(optimizers=(optimizer,), max_grad_norm=MAX_GRAD_NORM)
-    gradients = Gradients((optimizer,))
-    gradients.clear()
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
 
     def update() -> None:
-        norm = gradients.norm().item() / WEIGHT
-        whole(gradients.tensors(), scale=whole.scale(weight=WEIGHT, grad_norm=norm))
+        sums = [p.grad for p in parameters]
+        norm = gradient_norm(sums).item() / WEIGHT
+        whole(sums, scale=whole.scale(weight=WEIGHT, grad_norm=norm))
 
     return _restorer(parameters), update
 

@@ -33,7 +33,10 @@ class LengthOrdered(Trainer):
     def get_train_dataloader(self):
         """Return the loader: this is the whole change."""
         sampler = ga.EffectiveBatchSampler(lengths, size=32, micro_batch_size=8)
-        return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+        loader = DataLoader(
+            self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator
+        )
+        return self.accelerator.prepare(loader)
 
 
 torch.manual_seed(0)

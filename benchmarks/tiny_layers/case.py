@@ -1,4 +1,4 @@
-"""One case: two training loops, which alternate step by step."""
+"""One case: two training loops, which take turns."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -13,7 +13,6 @@ from benchmarks.harness import spread
 from benchmarks.tiny_layers import loops
 from benchmarks.tiny_layers.loops import Samples
 
-_WARM_UP = 10
 Loop = Iterator[None]
 """Makes one optimizer step each time it is advanced."""
 
@@ -33,27 +32,24 @@ class Tiny(nn.Module):
         return self.head(self.encoder(self.embedding(ids)).mean(1))
 
 
-def run(case: str, *, blocks: int, steps: int) -> dict[str, Any]:
-    """Time `blocks` of `steps` alternating steps; the ratio is taken block by block."""
+def run(case: str, *, turns: int, steps: int) -> dict[str, Any]:
+    """Let each side make `steps` steps in turn, `turns` times; a ratio is that of one turn."""
     name, form, optimizer = case.split()
-    samples = _samples(name, _WARM_UP + blocks * steps)
+    samples = _samples(name, (turns + 1) * steps)
     by_hand = _loop(f"{form}_by_hand", name, optimizer, samples)
     ours = _loop(f"{form}_gradaccum", name, optimizer, samples)
-    for _ in range(_WARM_UP):
-        next(by_hand)
-        next(ours)
     seconds: list[tuple[float, float]] = []
-    for k in range(blocks * steps):
-        if k % 2:  # each goes first as often as the other
-            second, first = _seconds(ours), _seconds(by_hand)
+    for turn in range(turns + 1):
+        if turn % 2:  # each goes first as often as the other
+            second, first = _seconds(ours, steps), _seconds(by_hand, steps)
         else:
-            first, second = _seconds(by_hand), _seconds(ours)
+            first, second = _seconds(by_hand, steps), _seconds(ours, steps)
         seconds.append((first, second))
-    parts = [seconds[k : k + steps] for k in range(0, len(seconds), steps)]
-    ratios = [median(b for _, b in part) / median(a for a, _ in part) for part in parts]
+    seconds = seconds[1:]  # the first turn warms up
+    ratios = [ours / by_hand for by_hand, ours in seconds]
     return {
-        "by_hand_ms": median(a for a, _ in seconds) * 1e3,
-        "gradaccum_ms": median(b for _, b in seconds) * 1e3,
+        "by_hand_ms": median(first for first, _ in seconds) * 1e3,
+        "gradaccum_ms": median(second for _, second in seconds) * 1e3,
         "ratio": spread(ratios),
         "ratios": ratios,
     }
@@ -85,7 +81,11 @@ def _samples(name: str, steps: int) -> Samples:
     return inputs, torch.randint(10, (count,), generator=generator)
 
 
-def _seconds(loop: Loop) -> float:
-    begun = perf_counter()
-    next(loop)
-    return perf_counter() - begun
+def _seconds(loop: Loop, steps: int) -> float:
+    """Return the median time of some steps."""
+    seconds = []
+    for _ in range(steps):
+        begun = perf_counter()
+        next(loop)
+        seconds.append(perf_counter() - begun)
+    return median(seconds)

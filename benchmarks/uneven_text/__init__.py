@@ -15,11 +15,14 @@ float64, which a script computes that shares no code with gradaccum.
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import in_rounds, run_case, spread, table, told, verdict
+from benchmarks.harness import in_rounds, run_case, spread
+from benchmarks.uneven_text.cases import CASES, OURS
+from benchmarks.uneven_text.page import section
+
+__all__ = ["measure", "section"]
 
 FULL = {
     "steps": 4,
@@ -39,40 +42,6 @@ QUICK = {
     "layers": 2,
     "vocabulary": 512,
 }
-OURS = "gradaccum"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One way to train.
-
-    Args:
-        title: For people.
-        rounds: In how many rounds it takes part; None for all.
-        same: Whether its effective batches are those of the other cases.
-        exact: Whether its loss is that of the samples, so that gradients can be compared.
-    """
-
-    title: str
-    rounds: int | None = None
-    same: bool = True
-    exact: bool = True
-
-
-CASES = {
-    "gradaccum": Case(title="gradaccum"),
-    "plain": Case(title="plain PyTorch loop"),
-    "accelerate": Case(title="Accelerate, weighted by tokens"),
-    "accelerate_accumulate": Case(title="Accelerate, `accumulate()`", rounds=1),
-    "fabric": Case(title="Lightning Fabric"),
-    "trainer": Case(title="HF Trainer"),
-    "trainer_group_by_length": Case(title='HF Trainer, "group_by_length"', same=False),
-    "trainer_batch_rebalance": Case(title='HF Trainer, "batch_rebalance"'),
-    "trainer_gradaccum_sampler": Case(title="HF Trainer + `ga.EffectiveBatchSampler`"),
-    "bound": Case(title="bound: full rows, no padding", exact=False),
-}
-# Real tokens per second of gradaccum, as a multiple of another case's, at least.
-TARGETS = {"trainer": 3.0, "accelerate": 3.0, "bound": 0.9}
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -130,67 +99,3 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         checks = [run["verify_seconds"] for run in ours.values()]
         summary["verify_seconds"] = spread(checks)
     return summary
-
-
-def section(result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the page that tell this benchmark."""
-    sizes, summary = result["settings"], result["summary"]
-    rows = []
-    for name, case in CASES.items():
-        found = summary[name]
-        if "seconds_per_step" not in found:
-            rows.append([case.title, "failed", "", "", "", ""])
-            continue
-        comparable = case.same and case.exact
-        rows.append(
-            [
-                case.title + ("" if case.same else " (*)"),
-                f"{found['seconds_per_step']['median']:.2f}" if case.same else "-",
-                told(found["real_tokens_per_second"], ",.0f"),
-                f"{found['real_share']:.0%}",
-                told(found["gradaccum_is_faster_by"]) if "gradaccum_is_faster_by" in found else "",
-                f"{found['gradient']['largest']:.1e}" if comparable else "-",
-            ]
-        )
-    lines = [
-        f"A GPT with {sizes['layers']} layers of width {sizes['width']}; {sizes['size']} samples "
-        f"of up to {sizes['max_length']} tokens make an optimizer step; micro-batches hold at "
-        f"most {sizes['micro_batch_size'] * sizes['max_length']:,} tokens. "
-        f"{sizes['steps'] - 1} steps after one that warms up, in each round.",
-        "",
-        *table(
-            [
-                "",
-                "s / optimizer step",
-                "real tokens/s: median (range)",
-                "real tokens of all computed",
-                "gradaccum is faster by",
-                "gradient: largest difference",
-            ],
-            rows,
-        ),
-        "",
-        "Largest difference: of the first optimizer step's gradient from the float64 gradient of "
-        "the full batch, as a share of the largest entry. Accelerate's recipe counts the first "
-        "label of each sample, which is never predicted; `accumulate()` and Fabric average means "
-        "of micro-batches that have different numbers of tokens.",
-        "",
-        "(*) Puts samples of like length into the same optimizer step: other effective batches, "
-        "so other updates.",
-        "",
-    ]
-    for name, target in TARGETS.items():
-        if "gradaccum_is_faster_by" in summary[name]:
-            ratio = summary[name]["gradaccum_is_faster_by"]
-            met = verdict(ratio["median"], target, at_least=True)
-            lines.append(
-                f"- Target: at least {target} times {CASES[name].title.partition(':')[0]}'s real "
-                f"tokens/s. Measured {told(ratio)}: {met}."
-            )
-    if "verify_seconds" in summary and "seconds_per_step" in summary[OURS]:
-        check, step = summary["verify_seconds"], summary[OURS]["seconds_per_step"]["median"]
-        lines.append(
-            f"- The check of the first effective batch (`verify`) takes {told(check, '.3f')} s "
-            f"once; a step takes {step:.2f} s."
-        )
-    return lines

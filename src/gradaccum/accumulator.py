@@ -63,9 +63,9 @@ class Accumulator:
             update=update, schedulers=schedulers, sync=self._sync, nonfinite=nonfinite
         )
         # The effective batch whose micro-batch `over` handed out and that awaits its backward,
-        # and whether that micro-batch is its last.
+        # whether that micro-batch is its last, and how many samples it has.
         self._awaited: Opened | None = None
-        self._last = False
+        self._last, self._samples = False, 0
 
     @property
     def phase(self) -> Phase:
@@ -85,8 +85,8 @@ class Accumulator:
     def step(self, batch: Any) -> StepReport:
         """Run one effective batch through the model and update the parameters.
 
-        If anything is raised, in the user's loss function too, no parameter has moved, no
-        gradient is held and the counters are as before.
+        If anything is raised before the update, in the user's loss function too, no parameter has
+        moved, no gradient is held and the counters are as before.
 
         Args:
             batch: An effective batch of `gradaccum.effective_batches`, a list of samples, or
@@ -137,13 +137,17 @@ class Accumulator:
         try:
             with torch.no_grad():
                 for micro in feed.micro_batches(effective, plan):
-                    tally = tally.plus(self._forward(micro))
+                    tally.add(self._forward(micro))
         finally:
             for module, mode in modes:
                 module.training = mode
         mean, _ = tally.mean(self._sync.total)
         return Evaluation(
-            loss=mean.loss, samples=plan.num_samples, tokens=plan.tokens, terms=mean.terms
+            loss=mean.loss,
+            weight=mean.divisor,
+            samples=plan.num_samples,
+            tokens=plan.tokens,
+            terms=mean.terms,
         )
 
     def over(self, loader: Iterable[M], *, steps: int | Callable[[Counters], int]) -> Iterator[M]:
@@ -192,7 +196,8 @@ class Accumulator:
         loss = _with_weight(sum, weight)
         try:
             self._engine.add(checked_terms(loss, call="accumulator.backward(sum, weight)"))
-            self._awaited = None
+            opened, self._awaited = self._awaited, None
+            opened.samples += self._samples
             return self._engine.close() if self._last else None
         except BaseException:
             self._engine.drop()
@@ -221,8 +226,19 @@ class Accumulator:
 
         Args:
             state: What `state_dict` returned.
+
+        Raises:
+            ArgumentError: It is something else.
         """
-        self._engine.counters = Counters(**state["counters"])
+        try:
+            self._engine.counters = Counters(**{k: int(v) for k, v in state["counters"].items()})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArgumentError(
+                "accumulator.load_state_dict(state)",
+                expected="what accumulator.state_dict() returned",
+                got=f"{type(error).__name__}: {error}",
+                remedy="Load the state of an accumulator, not of a model or an optimizer.",
+            ) from error
 
     def _needed_feed(self, method: str) -> Feed:
         if self._loss is not None and self._feed is not None:
@@ -247,6 +263,17 @@ class Accumulator:
                 yield micro
             del micro
 
+    def _close_without_last(self) -> None:
+        """Close an effective batch whose last micro-batch was left without a backward."""
+        if self._engine.counters.micro_steps == 0:
+            raise PhaseError(
+                "accumulator.over(...)",
+                expected="accumulator.backward(sum, weight=...) for each micro-batch",
+                got="a whole effective batch without one, and none before it",
+                remedy="Call it in place of loss.backward() and optimizer.step().",
+            )
+        self._engine.close()
+
     def _over(self, loader: Iterable[M], steps: int | Callable[[Counters], int]) -> Iterator[M]:
         engine = self._engine
         opened: Opened | None = None
@@ -258,9 +285,9 @@ class Accumulator:
                     require_positive("steps", size, call=f"steps(counters) -> {size!r}")
                     opened, handed = engine.begin(), 0
                 handed += 1
-                opened.samples += common_size(micro) or 0
                 last = ends or handed == size
                 self._awaited, self._last = opened, last
+                self._samples = common_size(micro) or 0
                 with self._sync.hold(last=last):
                     yield micro
                 del micro
@@ -272,7 +299,7 @@ class Accumulator:
                         remedy="Finish the loop first, or use an accumulator of its own.",
                     )
                 if last and engine.opened is opened:
-                    engine.close()  # the last micro-batch was left without a backward
+                    self._close_without_last()
                 if engine.opened is not opened:
                     opened = None
         finally:
@@ -282,7 +309,16 @@ class Accumulator:
 
 def _with_weight(sum: Any, weight: Any) -> Any:
     """Return a sum and its weight as a loss, or what was given if it is to have its own."""
-    if isinstance(sum, Tensor) and weight is None:
+    if weight is not None:
+        if isinstance(sum, Loss):
+            raise LossError(
+                "accumulator.backward(Loss(sum, weight), weight)",
+                expected="one weight",
+                got="the loss's own and another beside it",
+                remedy="Leave weight out, or pass loss.sum.",
+            )
+        return Loss(sum, weight)
+    if isinstance(sum, Tensor):
         raise LossError(
             "accumulator.backward(sum)",
             expected="the weight of the sum beside it",
@@ -297,4 +333,4 @@ def _with_weight(sum: Any, weight: Any) -> Any:
             remedy="Use accumulator.step(batch) with weigh=..., which knows the weights of "
             "the whole effective batch beforehand.",
         )
-    return sum if weight is None else Loss(sum, weight)
+    return sum

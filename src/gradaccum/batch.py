@@ -44,6 +44,12 @@ class EffectiveBatch(ABC):
     def sample(self, position: int) -> Any:
         """Return one sample."""
 
+    def __iter__(self) -> Iterator[Any]:
+        return (self.sample(position) for position in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<effective batch of {len(self)} samples>"
+
     @abstractmethod
     def micro_batch(self, positions: np.ndarray, collate: CollateFunction) -> Any:
         """Return the samples at these positions as one micro-batch, on the host."""
@@ -89,7 +95,7 @@ class Rows(EffectiveBatch):
 
     def __init__(self, tree: Any) -> None:
         size = common_size(tree)
-        if size is None:
+        if size is None or not all(isinstance(leaf, Tensor) for leaf in flat(tree)):
             got = {path: getattr(leaf, "shape", type(leaf).__name__) for path, leaf in leaves(tree)}
             raise ArgumentError(
                 "step(batch)",
@@ -122,18 +128,21 @@ class Rows(EffectiveBatch):
 
 
 def common_size(tree: Any) -> int | None:
-    """Return the first dimension that all leaves of a collated tree share.
+    """Return the first dimension that all tensors of a collated tree share.
 
     Args:
         tree: Any tree.
 
     Returns:
-        The number of samples; None if the leaves are not all tensors of one first dimension.
+        The number of samples; None if there is no such dimension.
     """
-    sizes = {
-        leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in flat(tree)
-    }
-    return sizes.pop() if len(sizes) == 1 else None
+    size: int | None = None
+    for leaf in flat(tree):
+        if isinstance(leaf, Tensor):
+            if leaf.ndim == 0 or size not in (None, leaf.shape[0]):
+                return None
+            size = leaf.shape[0]
+    return size
 
 
 def effective_batch(batch: Any) -> EffectiveBatch:

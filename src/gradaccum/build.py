@@ -1,12 +1,12 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.accumulator import Accumulator
@@ -19,6 +19,8 @@ from gradaccum.loader import EffectiveBatches, Last
 from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut, require_positive
 from gradaccum.protocols import LossFunction
 from gradaccum.update import Update
+
+T = TypeVar("T")
 
 
 def accumulator(
@@ -68,8 +70,11 @@ def accumulator(
     Raises:
         ArgumentError: Arguments contradict each other, or the model.
     """
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    _check_parameters(model, optimizers)
+    optimizers = _all_of(optimizer, Optimizer, call="accumulator(model, optimizer)")
+    schedulers = _all_of(scheduler or (), LRScheduler, call="accumulator(scheduler=...)")
+    _check_model(model)
+    _check_optimizers(model, optimizers)
+    _check_schedulers(schedulers, optimizers)
     _one_of("verify", verify, ("first", "never"))
     _one_of("nonfinite", nonfinite, ("raise", "skip_step"))
     if collate is not None and pad is not None:
@@ -94,10 +99,6 @@ def accumulator(
     check = None
     if feed is not None and loss is not None and verify == "first":
         check = Verify(model=model, loss=loss, micro_batch=feed.peek, length=feed.length)
-    if scheduler is None:
-        schedulers: tuple[LRScheduler, ...] = ()
-    else:
-        schedulers = (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
     return Accumulator(
         model=model,
         update=Update(optimizers=optimizers, max_grad_norm=max_grad_norm),
@@ -187,12 +188,49 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _check_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    if not optimizers or not all(isinstance(one, Optimizer) for one in optimizers):
+def _all_of(given: Any, kind: type[T], *, call: str) -> tuple[T, ...]:
+    """Return one or several things as a tuple; refuse what is of another kind."""
+    several = given if isinstance(given, Sequence) else (given,)
+    for one in several:
+        if not isinstance(one, kind):
+            raise ArgumentError(
+                call,
+                expected=f"one torch {kind.__name__}, or a sequence of them",
+                got=type(one).__name__,
+                remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True)."
+                if kind is Optimizer
+                else "Pass one of torch.optim.lr_scheduler, built on the optimizer.",
+            )
+    return tuple(several)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
         raise ArgumentError(
             "accumulator(model, optimizer)",
-            expected="one torch optimizer, or a sequence of them",
-            got=", ".join(type(one).__name__ for one in optimizers) or "none",
+            expected="a torch.nn.Module",
+            got=type(model).__name__,
+            remedy="Put several modules together: torch.nn.ModuleList([model, other]).",
+        )
+
+
+def _check_schedulers(schedulers: Sequence[LRScheduler], optimizers: Sequence[Optimizer]) -> None:
+    for scheduler in schedulers:
+        if getattr(scheduler, "optimizer", optimizers[0]) not in optimizers:
+            raise ArgumentError(
+                f"accumulator(scheduler={type(scheduler).__name__})",
+                expected="a scheduler of the optimizer that is passed beside it",
+                got="one that was built on another optimizer",
+                remedy="Build the scheduler on this optimizer.",
+            )
+
+
+def _check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    if not optimizers or any(isinstance(one, LBFGS) for one in optimizers):
+        raise ArgumentError(
+            "accumulator(model, optimizer)",
+            expected="one torch Optimizer that steps from gradients, or a sequence of them",
+            got="LBFGS, which evaluates the loss anew" if optimizers else "none",
             remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True).",
         )
     known = {id(parameter) for parameter in model.parameters()}

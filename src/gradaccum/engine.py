@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import isfinite
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NoReturn
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,7 +19,7 @@ from gradaccum.gradients import Gradients
 from gradaccum.loss import Tally, Terms
 from gradaccum.outcome import Counters, Outcome, StepReport
 from gradaccum.protocols import GradientSync
-from gradaccum.update import Update, advance
+from gradaccum.update import Update, advance, gradient_norm
 
 Nonfinite = Literal["raise", "skip_step"]
 
@@ -105,7 +105,7 @@ class Engine:
         self._gradients.clear()
         self.phase = Phase.SUMMING
         self.opened = Opened(
-            tally=Tally(weighed=weighed),
+            tally=Tally(weighed),
             samples=samples,
             tokens=tokens,
             padded_tokens=padded_tokens,
@@ -121,7 +121,7 @@ class Engine:
         Raises:
             LossError: The loss carries weight, but depends on no parameter.
         """
-        opened = self._open()
+        opened = self.opened or self._none_open()
         total = opened.tally.differentiable(terms)
         if total.requires_grad:
             self._gradients.add(total)
@@ -132,7 +132,7 @@ class Engine:
                 got="a sum without a graph",
                 remedy="Return the sum undetached, and compute it with gradients enabled.",
             )
-        opened.tally = opened.tally.plus(terms)
+        opened.tally.add(terms)
         opened.micro_batches += 1
 
     def close(self) -> StepReport:
@@ -141,17 +141,17 @@ class Engine:
         Returns:
             What the effective batch did.
         """
-        opened = self._open()
+        opened = self.opened or self._none_open()
         self.phase = Phase.CLOSING
-        mean, norm = opened.tally.mean(self._sync.total, self._gradients.norm())
+        self._gradients.check()
+        sums = self._gradients.tensors()
+        mean, norm = opened.tally.mean(self._sync.total, gradient_norm(sums))
         grad_norm = norm / mean.divisor if mean.divisor else 0.0
         outcome = self._outcome(mean.divisor, mean.loss, grad_norm)
         lr = self._update.lr
         if outcome.stepped:
             scale = self._update.scale(weight=mean.divisor, grad_norm=grad_norm)
-            self._update(self._gradients.tensors(), scale=scale)
-            for scheduler in self._schedulers:
-                advance(scheduler, mean.loss)
+            self._update(sums, scale=scale)
         self._done = self._done.after(
             outcome=outcome,
             micro_batches=opened.micro_batches,
@@ -173,22 +173,23 @@ class Engine:
             seconds=perf_counter() - opened.started,
             terms=mean.terms,
         )
+        if outcome.stepped:  # last of all: should one raise, the step is counted and told
+            for scheduler in self._schedulers:
+                advance(scheduler, mean.loss)
         return self.report
 
     def drop(self) -> None:
         """Free the gradient sums and hold nothing."""
-        self._gradients.clear()
+        self._gradients.free()
         self.phase, self.opened = Phase.IDLE, None
 
-    def _open(self) -> Opened:
-        if self.opened is None:
-            raise PhaseError(
-                "accumulator",
-                expected="an open effective batch",
-                got=f"phase {self.phase.name}",
-                remedy="Begin one with step(batch) or over(loader, steps=...).",
-            )
-        return self.opened
+    def _none_open(self) -> NoReturn:
+        raise PhaseError(
+            "accumulator",
+            expected="an open effective batch",
+            got=f"phase {self.phase.name}",
+            remedy="Begin one with step(batch) or over(loader, steps=...).",
+        )
 
     def _outcome(self, weight: float, loss: float, grad_norm: float) -> Outcome:
         if weight == 0:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from gradaccum.errors import PhaseError
@@ -18,7 +17,8 @@ class Gradients:
     the discriminator's sums alone. Autograd can be told so (``inputs=``), which costs 4 % of a
     small backward pass. So the graph of a micro-batch is searched for parameters of others, and
     autograd is told only if there are any; a graph of as many nodes as the one before is not
-    searched again.
+    searched again. One sum is watched for changes from outside; it stands for all, since another
+    backward, `zero_grad` or a rescaling changes it too.
 
     Args:
         optimizers: Their parameter groups are read anew for each effective batch, so parameters
@@ -28,52 +28,66 @@ class Gradients:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
         self._parameters: list[Parameter] = []
-        self._own: frozenset[int] = frozenset()  # their ids
+        self._ids: list[int] = []
         self._alone = True  # no other's parameter is in reach of the graph that was searched last
         self._last_node = self._nodes = 0  # number of its last node, and how many it has
-        self._watched: list[tuple[Parameter, Tensor, int]] = []
+        self._watched: Parameter | None = None  # one that has a sum,
+        self._sum: Tensor | None = None  # its sum after the last micro-batch,
+        self._version = 0  # and how often that was changed in place
 
     def clear(self) -> None:
         """Free the sums of every parameter, and note which parameters want one."""
-        self._parameters = []
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-                    if parameter.requires_grad:
-                        self._parameters.append(parameter)
-        self._watched = []
-        own = frozenset(map(id, self._parameters))
-        if own != self._own:
-            self._own, self._nodes = own, 0
+        held = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
+        for parameter in held:
+            parameter.grad = None
+        self._parameters = [p for p in held if p.requires_grad]
+        self._watched = self._sum = None
+        ids = list(map(id, self._parameters))
+        if ids != self._ids:
+            self._ids, self._nodes = ids, 0
+
+    def free(self) -> None:
+        """Free the sums."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._watched = self._sum = None
 
     def add(self, total: Tensor) -> None:
         """Add the gradient of a summed loss. Its graph is freed.
 
         Args:
             total: 0-dimensional tensor.
+        """
+        self.check()
+        torch.autograd.backward(total, inputs=None if self._is_alone(total) else self._parameters)
+        one = self._watched
+        if one is None:
+            one = self._watched = next((p for p in self._parameters if p.grad is not None), None)
+        if one is not None and one.grad is not None:
+            self._sum, self._version = one.grad, one.grad._version
+
+    def check(self) -> None:
+        """Refuse sums that someone else changed since the last micro-batch.
 
         Raises:
-            PhaseError: The sums were changed by someone else since the last micro-batch.
+            PhaseError: They were.
         """
-        if any(p.grad is not sums or sums._version != k for p, sums, k in self._watched):
+        one = self._watched
+        if one is None:
+            changed = any(p.grad is not None for p in self._parameters)
+        else:
+            changed = one.grad is not self._sum or self._sum._version != self._version  # type: ignore[union-attr]  # set with it
+        if changed:
             raise PhaseError(
                 "gradient sums in the middle of an effective batch",
                 expected="no change from outside",
                 got="another backward, zero_grad or scaling of these parameters' .grad",
                 remedy="Give each loss to the accumulator; it divides, clips and clears.",
             )
-        inputs = None if self._is_alone(total) else self._parameters
-        torch.autograd.backward(total, inputs=inputs)
-        self._watch()
 
     def tensors(self) -> list[Tensor]:
         """Return the sums that exist; a parameter that no loss has reached has none."""
         return [p.grad for p in self._parameters if p.grad is not None]
-
-    def norm(self) -> Tensor:
-        """Return the 2-norm over all sums, a 0-dimensional tensor: the one norm pass."""
-        return get_total_norm(self.tensors())
 
     def _is_alone(self, total: Tensor) -> bool:
         """Return whether a graph reaches none but these parameters.
@@ -87,26 +101,15 @@ class Gradients:
         number: int = total.grad_fn._sequence_nr()
         nodes, self._last_node = number - self._last_node, number
         if nodes != self._nodes:
-            self._nodes, self._alone = nodes, not _reaches_others(total, self._own)
+            self._nodes, self._alone = nodes, not _reaches_others(total, set(self._ids))
         return self._alone
-
-    def _watch(self) -> None:
-        """Note the first and the last sum, and how often each was changed in place.
-
-        Two stand for all: another backward, `zero_grad` or a rescaling changes both.
-        """
-        if self._watched:
-            ends = [p for p, _, _ in self._watched]
-        else:
-            reached = [p for p in self._parameters if p.grad is not None]
-            ends = [reached[0], reached[-1]] if reached else []
-        self._watched = [(p, p.grad, p.grad._version) for p in ends if p.grad is not None]
 
 
 def _reaches_others(total: Tensor, own: Collection[int]) -> bool:
-    """Return whether the graph of a loss has leaves that are not among these, by their ids."""
+    """Return whether the graph of a loss has parameters that are not among these, by their ids."""
     waiting = [total.grad_fn]
     seen = set(waiting)
+    others = reentrant = False
     while waiting:
         node = waiting.pop()
         for following, _ in () if node is None else node.next_functions:
@@ -116,6 +119,14 @@ def _reaches_others(total: Tensor, own: Collection[int]) -> bool:
             leaf = getattr(following, "variable", None)  # of autograd's AccumulateGrad
             if leaf is None:
                 waiting.append(following)
-            elif id(leaf) not in own:
-                return True
-    return False
+                reentrant = reentrant or following.name() == "CheckpointFunctionBackward"
+            elif id(leaf) not in own:  # inputs that want a gradient are nobody's sums
+                others = others or isinstance(leaf, Parameter)
+    if others and reentrant:
+        raise PhaseError(
+            "backward through torch.utils.checkpoint(..., use_reentrant=True)",
+            expected="a graph that shows which parameters it reaches",
+            got="a reentrant checkpoint, which hides them, beside parameters of others",
+            remedy="Checkpoint with use_reentrant=False, or freeze what is not trained here.",
+        )
+    return others

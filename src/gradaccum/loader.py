@@ -29,10 +29,30 @@ class MapStyle(Protocol):
         """Return the number of samples."""
 
 
+def require_last(last: object, *, call: str) -> None:
+    """Refuse what is neither ``"keep"`` nor ``"drop"``.
+
+    Args:
+        last: What the user passed.
+        call: What was called.
+
+    Raises:
+        ArgumentError: It is anything else.
+    """
+    if last not in ("keep", "drop"):
+        raise ArgumentError(
+            f"{call}(last={last!r})",
+            expected='"keep" or "drop"',
+            got=repr(last),
+            remedy='Pass last="keep" to use every sample.',
+        )
+
+
 class EffectiveBatches:
     """The effective batches of a dataset, epoch after epoch.
 
-    Iterating goes on from where the last iteration ended, by default one epoch at a time. The
+    Each iteration covers `epochs` epochs, by default one, and the next goes on with the epoch
+    behind them. One that was left early begins its epoch anew, unless a state was loaded. The
     order of an epoch depends on the seed and the epoch alone.
 
     Samples of a map-style dataset whose lengths are given are read when their micro-batch comes
@@ -50,7 +70,8 @@ class EffectiveBatches:
         epochs: Epochs in one iteration.
         steps: Optimizer steps in one iteration, over as many epochs as it takes, in place of
             `epochs`.
-        workers: Processes that read samples; 0 reads them in this one.
+        workers: Processes that read samples; 0 reads them in this one. Of an `IterableDataset`
+            each worker gives all samples, unless it shards itself by `get_worker_info`.
     """
 
     def __init__(
@@ -69,13 +90,7 @@ class EffectiveBatches:
         self.size = require_positive("size", size, call=f"effective_batches(size={size!r})")
         self._epochs = require_positive("epochs", epochs)
         self._steps = None if steps is None else require_positive("steps", steps)
-        if last not in ("keep", "drop"):
-            raise ArgumentError(
-                f"effective_batches(last={last!r})",
-                expected='"keep" or "drop"',
-                got=repr(last),
-                remedy='Pass last="keep" to use every sample.',
-            )
+        require_last(last, call="effective_batches")
         self._dataset, self._workers, self._last, self._seed = dataset, workers, last, seed
         self._map_style, self._shuffle = _is_map_style(dataset, workers), shuffle
         if self._map_style and len(dataset) == 0:
@@ -95,6 +110,7 @@ class EffectiveBatches:
         self._lengths = None if lengths is None else checked_lengths(lengths, len(dataset))
         self._epoch = self._done = 0  # epochs ended, and effective batches handed out after them
         self._left: int | None = None  # of an iteration that is under way: steps, else epochs
+        self._resumed = False  # a state was loaded, and not yet gone on from
 
     @property
     def epoch(self) -> int:
@@ -102,11 +118,16 @@ class EffectiveBatches:
         return self._epoch
 
     def __len__(self) -> int:
-        """Return the optimizer steps in one iteration; those left, if one is under way."""
+        """Return the optimizer steps in one iteration; those left of it, from a loaded state."""
+        left = self._left if self._resumed else None
         if self._steps is not None:
-            return self._steps if self._left is None else self._left
-        epochs = self._epochs if self._left is None else self._left
-        return self._per_epoch() * epochs - self._done
+            return self._steps if left is None else left
+        epochs = self._epochs if left is None else left
+        return self._per_epoch() * epochs - (self._done if self._resumed else 0)
+
+    def __repr__(self) -> str:
+        samples = f"{len(self._dataset)} samples" if self._map_style else "an iterable"
+        return f"<effective batches of {self.size} of {samples}, epoch {self._epoch}>"
 
     def _per_epoch(self) -> int:
         if not self._map_style:
@@ -120,6 +141,9 @@ class EffectiveBatches:
             Effective batches.
         """
         by_step = self._steps is not None
+        if self._left is not None and not self._resumed:  # the last iteration was left early
+            self._done, self._left = 0, None
+        self._resumed = False
         if self._left is None:
             self._left = self._steps or self._epochs
         try:
@@ -158,12 +182,17 @@ class EffectiveBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next iteration goes on, as plain JSON."""
+        return self._identity() | {"epoch": self._epoch, "done": self._done, "left": self._left}
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what must agree for a place in the order to mean the same samples."""
         return {
-            "epoch": self._epoch,
-            "done": self._done,
-            "left": self._left,
             "size": self.size,
             "seed": self._seed,
+            "shuffle": self._shuffle,
+            "last": self._last,
+            "samples": len(self._dataset) if self._map_style else None,
+            "by": "epochs" if self._steps is None else "steps",
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,17 +202,26 @@ class EffectiveBatches:
             state: What `state_dict` returned.
 
         Raises:
-            ArgumentError: It was saved with another size or seed.
+            ArgumentError: It was saved with another size, seed or dataset, or is no such state.
         """
-        for name, mine in (("size", self.size), ("seed", self._seed)):
-            if state[name] != mine:
+        mine = self._identity()
+        if not isinstance(state, Mapping) or not {*mine, "epoch", "done", "left"} <= set(state):
+            raise ArgumentError(
+                "effective_batches(...).load_state_dict(state)",
+                expected="what state_dict() of effective batches returned",
+                got=repr(state)[:80],
+                remedy="Load the state of effective batches, not of a model or an optimizer.",
+            )
+        for name, value in mine.items():
+            if state[name] != value:
                 raise ArgumentError(
-                    f"load_state_dict({name}={state[name]})",
-                    expected=f"{name}={mine}, as these effective batches have",
-                    got=str(state[name]),
-                    remedy=f"Build them with {name}={state[name]} to go on from this state.",
+                    f"load_state_dict({name}={state[name]!r})",
+                    expected=f"{name}={value!r}, as these effective batches have",
+                    got=repr(state[name]),
+                    remedy=f"Build them with {name}={state[name]!r} to go on from this state.",
                 )
         self._epoch, self._done, self._left = state["epoch"], state["done"], state["left"]
+        self._resumed = True
 
     def _one_epoch(self) -> Iterator[EffectiveBatch]:
         if hasattr(self._dataset, "set_epoch"):  # as datasets with an order or masks of their own
@@ -244,6 +282,13 @@ class EffectiveBatches:
 
 def _is_map_style(dataset: Any, workers: int) -> bool:
     """Return whether samples are read by index; refuse what is no dataset at all."""
+    if isinstance(dataset, DataLoader):
+        raise ArgumentError(
+            "effective_batches(DataLoader)",
+            expected="a dataset of single samples",
+            got="a loader of micro-batches that are collated already",
+            remedy="Pass loader.dataset, or use accumulator.over(loader, steps=...).",
+        )
     if isinstance(dataset, (Mapping, str)) or not isinstance(dataset, (MapStyle, Iterable)):
         raise ArgumentError(
             f"effective_batches({type(dataset).__name__})",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -46,12 +47,14 @@ class Evaluation:
 
     Args:
         loss: ``sum_i s_i / sum_i w_i``; the sum of the terms' means where there are several.
+        weight: What the summed loss was divided by; 1 where there are several terms.
         samples: How many samples.
         tokens: Their summed lengths; 0 where lengths are unknown.
         terms: The named terms of the loss.
     """
 
     loss: float
+    weight: float
     samples: int
     tokens: int
     terms: Mapping[str, Term]
@@ -96,10 +99,10 @@ class StepReport:
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, the outcome by its lower-case name."""
+        """Return plain JSON values, the outcome by its lower-case name; None where not finite."""
         names = (name for name in self.__slots__ if name not in {"outcome", "terms"})
         plain: dict[str, Any] = {"outcome": str(self.outcome)}
-        plain |= {name: getattr(self, name) for name in names}
+        plain |= {name: value if isfinite(value := getattr(self, name)) else None for name in names}
         plain["padding"] = self.padding
         plain["terms"] = {name: asdict(term) for name, term in self.terms.items()}
         return plain

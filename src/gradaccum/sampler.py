@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch.utils.data import Sampler
 
-from gradaccum.loader import Last
-from gradaccum.partition import accumulation_steps, by_length, fixed, num_parts
+from gradaccum.errors import ArgumentError
+from gradaccum.loader import Last, require_last
+from gradaccum.partition import by_length, fixed, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
 from gradaccum.rng import data_order
 
@@ -27,6 +28,9 @@ class EffectiveBatchSampler(Sampler[list[int]]):
         seed: Seed of the order.
         last: Whether a last, partial effective batch is kept or dropped; one that is the only
             one of its epoch is kept in any case.
+
+    Raises:
+        ArgumentError: The micro-batch size does not divide the size.
     """
 
     def __init__(
@@ -40,15 +44,24 @@ class EffectiveBatchSampler(Sampler[list[int]]):
         last: Last = "keep",
     ) -> None:
         self._lengths = checked_lengths(lengths, len(lengths))
-        self.accumulation_steps = accumulation_steps(
-            effective_batch=size, micro_batch_size=micro_batch_size
-        )
+        require_last(last, call="EffectiveBatchSampler")
+        for name, value in (("size", size), ("micro_batch_size", micro_batch_size)):
+            require_positive(name, value, call=f"EffectiveBatchSampler({name}={value!r})")
+        if size % micro_batch_size:
+            raise ArgumentError(
+                f"EffectiveBatchSampler(size={size}, micro_batch_size={micro_batch_size})",
+                expected="a size that is a multiple of the micro-batch size",
+                got=f"a remainder of {size % micro_batch_size} samples",
+                remedy="Change one of the two, so that every effective batch has as many "
+                "micro-batches as the trainer accumulates.",
+            )
+        self.accumulation_steps = size // micro_batch_size
         self.batch_size, self.drop_last = micro_batch_size, last == "drop"  # Accelerate reads both
         self._size, self._shuffle, self._seed, self._last = size, shuffle, seed, last
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch; trainers call this before each.
+        """Choose the order of the next epoch. Without it each iteration takes the one after.
 
         Args:
             epoch: From 0.
@@ -78,3 +91,4 @@ class EffectiveBatchSampler(Sampler[list[int]]):
             indices = indices[by_length(self._lengths[indices])]
             for positions in fixed(len(indices), self.batch_size):
                 yield indices[positions].tolist()
+        self._epoch += 1

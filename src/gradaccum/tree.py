@@ -8,6 +8,7 @@ A list of plain numbers, such as token ids, is a leaf.
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
+from numbers import Number
 from typing import Any
 
 from gradaccum.errors import CollateError
@@ -32,7 +33,7 @@ def children(tree: Any) -> dict[Any, Any] | None:
 def _is_numbers(items: list[Any]) -> bool:
     return (
         not items
-        or isinstance(items[0], (int, float))
+        or isinstance(items[0], Number)
         or (isinstance(items[0], list) and _is_numbers(items[0]))
     )
 
@@ -87,6 +88,10 @@ def flat(tree: Any) -> list[Any]:
     Returns:
         Its leaves.
     """
+    if hasattr(tree, "shape"):
+        return [tree]
+    if type(tree) is tuple:  # the usual cases first, as this is a hot path
+        return [leaf for child in tree for leaf in flat(child)]
     found = children(tree)
     if found is None:
         return [tree]

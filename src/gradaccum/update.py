@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -74,7 +75,12 @@ class Update:
             if scale == 1.0:
                 optimizer.step()
             else:
-                _step_scaled(optimizer, scale)
+                _step_scaled(optimizer, scale, sums[0].device)
+
+
+def gradient_norm(sums: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm over all gradient sums, a 0-dimensional tensor: the one norm pass."""
+    return get_total_norm(sums)
 
 
 def _scales_itself(optimizer: Optimizer) -> bool:
@@ -85,8 +91,7 @@ def _scales_itself(optimizer: Optimizer) -> bool:
     )
 
 
-def _step_scaled(optimizer: Optimizer, scale: float) -> None:
-    device = optimizer.param_groups[0]["params"][0].device
+def _step_scaled(optimizer: Optimizer, scale: float, device: torch.device) -> None:
     fused: dict[str, Tensor] = vars(optimizer)  # where torch's GradScaler puts them as well
     fused["grad_scale"] = torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
     try:

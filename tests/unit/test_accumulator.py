@@ -8,6 +8,7 @@ from helpers.training import Recorder, Slope, exactly, summed, tokens
 from torch import nn
 
 import gradaccum as ga
+from gradaccum.accumulator import Phase
 from gradaccum.errors import LossError, NonFiniteError, PhaseError
 from gradaccum.feed import Feed
 from gradaccum.partition import FixedCut
@@ -218,11 +219,46 @@ def test_a_micro_batch_without_backward_counts_for_nothing(parts, left_out):
 
 
 def test_no_backward_at_all(parts):
-    for _ in parts.accumulator.over([tokens(1.0)] * 3, steps=2):
-        pass
-    assert parts.accumulator.counters.skipped == 2
-    assert parts.accumulator.report.outcome is ga.Outcome.SKIPPED_EMPTY
+    def loop():
+        for _ in parts.accumulator.over([tokens(1.0)] * 3, steps=2):
+            pass
+
+    with pytest.raises(PhaseError, match=r"in place of loss\.backward\(\)"):
+        loop()
     assert parts.gradients == []
+    assert parts.accumulator.phase is Phase.IDLE
+
+
+def test_an_effective_batch_that_is_left_out_later_is_empty(parts):
+    for k, rows in enumerate(parts.accumulator.over([tokens(1.0)] * 4, steps=2)):
+        if k < 2:
+            parts.accumulator.backward(summed(parts.model, rows))
+    assert parts.accumulator.report.outcome is ga.Outcome.SKIPPED_EMPTY
+    assert parts.accumulator.counters.samples == 2  # those that were left out were not seen
+
+
+def test_a_backward_by_hand_is_noticed(parts):
+    def loop():
+        for rows in parts.accumulator.over([tokens(1.0)], steps=1):
+            parts.model(rows).sum().backward()
+            parts.accumulator.backward(summed(parts.model, rows))
+
+    with pytest.raises(PhaseError, match="expected no change from outside"):
+        loop()
+
+
+def test_a_scheduler_that_raises_does_so_after_the_step_is_counted(parts):
+    optimizer = torch.optim.SGD(parts.model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=1)
+    accumulator = ga.accumulator(
+        parts.model, optimizer, summed, scheduler=scheduler, micro_batch_size=1, verify="never"
+    )
+    accumulator.step(tokens(1.0, 2.0))
+    with pytest.raises(ValueError, match="total"):
+        accumulator.step(tokens(1.0, 2.0))
+    assert accumulator.counters.optimizer_steps == accumulator.report.optimizer_step
+    assert accumulator.counters.samples == 2 * accumulator.counters.optimizer_steps
+    assert accumulator.phase is Phase.IDLE
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0, None, True])
@@ -380,9 +416,16 @@ def test_state_is_plain_and_is_taken_over(parts):
 
 
 def test_no_state_in_the_middle(parts):
-    for _ in parts.accumulator.over([tokens(1.0)], steps=2):
+    for rows in parts.accumulator.over([tokens(1.0)], steps=2):
         with pytest.raises(PhaseError, match="SUMMING"):
             parts.accumulator.state_dict()
+        parts.accumulator.backward(summed(parts.model, rows))
+
+
+@pytest.mark.parametrize("state", [{}, {"a": 1}, {"counters": {"micro_steps": "x"}}, None])
+def test_a_state_of_something_else_is_refused(parts, state):
+    with pytest.raises(ValueError, match="returned"):
+        parts.accumulator.load_state_dict(state)
 
 
 def test_evaluation_is_the_mean_over_all_samples():

@@ -74,7 +74,8 @@ def test_what_might_be_either_is_refused(batch, told):
 def test_the_first_dimension_that_all_leaves_share():
     assert common_size((torch.ones(3, 2), {"y": torch.ones(3)})) == 3
     assert common_size((torch.ones(3), torch.ones(4))) is None
-    assert common_size((torch.ones(3), 4)) is None
+    assert common_size((torch.ones(3), 4)) == 3  # what is no tensor has no say
+    assert common_size(("text", 4)) is None
     assert common_size(torch.tensor(1.0)) is None
 
 

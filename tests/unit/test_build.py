@@ -68,7 +68,7 @@ def test_arguments_that_make_no_sense(options, call, expected, got, remedy):
 
 @pytest.mark.parametrize("optimizer", [[], (), ["adam"], [None]])
 def test_what_is_no_optimizer(optimizer):
-    with pytest.raises(ArgumentError, match="expected one torch optimizer") as caught:
+    with pytest.raises(ArgumentError, match="expected one torch Optimizer") as caught:
         ga.accumulator(nn.Linear(2, 1), optimizer)
     assert "fused=True" in caught.value.remedy
 
@@ -214,3 +214,29 @@ def test_device_of_the_model_or_ones_own():
         with pytest.raises(Stop):
             accumulator.step(torch.ones(2, 2))
     assert seen == ["meta", "cpu"]
+
+
+def test_a_scheduler_of_another_optimizer():
+    model = nn.Linear(2, 1)
+    one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(other, 0.9)
+    with pytest.raises(ArgumentError, match="built on another optimizer"):
+        ga.accumulator(model, one, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("scheduler", [3, [None], ["cosine"]])
+def test_what_is_no_scheduler(scheduler):
+    model = nn.Linear(2, 1)
+    with pytest.raises(ArgumentError, match="one torch LRScheduler"):
+        ga.accumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), scheduler=scheduler)
+
+
+def test_what_is_no_model():
+    with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module"):
+        ga.accumulator(None, torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+
+
+def test_an_optimizer_that_wants_a_closure():
+    model = nn.Linear(2, 1)
+    with pytest.raises(ArgumentError, match="evaluates the loss anew"):
+        ga.accumulator(model, torch.optim.LBFGS(model.parameters()))

@@ -218,7 +218,7 @@ def test_a_look_at_small_samples_reads_no_other_twice(workers):
     batch = next(iter(ga.effective_batches(data, 6, lengths=lengths(12), workers=workers)))
     with pytest.warns(ga.CutInvarianceWarning):  # the padding has weight
         accumulator.step(batch)
-    smallest = sorted(batch.indices)[:3]
+    smallest = sorted(batch.indices)[:2]
     twice = {k for k in data.reads if workers or data.reads.count(k) > 1}  # here, not in a worker
     assert sorted(twice) == smallest
 
@@ -274,14 +274,45 @@ def test_a_resumed_run_makes_the_steps_that_are_left(at):
     assert samples(resumed) == unbroken[at:]
 
 
-def test_a_loop_that_was_left_goes_on():
-    batches = ga.effective_batches(range(6), 2)
-    expected = samples(ga.effective_batches(range(6), 2))
-    found = []
-    for batch in batches:
-        found.append(batch)
-        break
-    assert samples([*found, *batches]) == expected
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"steps": 5}])
+def test_a_loop_that_was_left_early_begins_its_epoch_anew(options):
+    batches = ga.effective_batches(range(6), 2, **options)
+    expected = samples(ga.effective_batches(range(6), 2, **options))
+    next(iter(batches))  # a look at the first one loses nothing
+    assert samples(batches) == expected
+
+
+@pytest.mark.parametrize("state", [{}, None, {"size": 2, "seed": 0}])
+def test_what_is_no_state(state):
+    with pytest.raises(ArgumentError, match="returned"):
+        ga.effective_batches(range(6), 2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ga.effective_batches(range(5), 2),
+        ga.effective_batches(range(6), 2, shuffle=False),
+        ga.effective_batches(range(6), 2, last="drop"),
+        ga.effective_batches(range(6), 2, steps=4),
+    ],
+)
+def test_a_state_of_other_effective_batches_is_refused(other):
+    state = ga.effective_batches(range(6), 2).state_dict()
+    with pytest.raises(ArgumentError, match="to go on from this state"):
+        other.load_state_dict(state)
+
+
+def test_a_loader_is_no_dataset():
+    with pytest.raises(ArgumentError, match=r"Pass loader\.dataset"):
+        ga.effective_batches(torch.utils.data.DataLoader(range(6)), 2)
+
+
+def test_an_effective_batch_can_be_looked_at():
+    (batch,) = ga.effective_batches(range(3), 4, shuffle=False)
+    assert list(batch) == [0, 1, 2]
+    assert repr(batch) == "<effective batch of 3 samples>"
+    assert "of 4 of 3 samples" in repr(ga.effective_batches(range(3), 4))
 
 
 def test_resuming_an_iterable():

@@ -66,8 +66,17 @@ def test_in_a_data_loader():
     loader = DataLoader(Data(), batch_sampler=sampler, collate_fn=list)
     assert len(loader) == len(sampler)
     found = [[int(row[0]) for row in micro] for micro in loader]
+    again = [[int(row[0]) for row in micro] for micro in loader]
+    assert again != found  # an order of its own for each epoch, also where nobody sets it
+    sampler.set_epoch(0)
     assert found == list(sampler)
+    assert again == list(sampler)
     assert (sampler.batch_size, sampler.drop_last) == (4, False)  # what Accelerate reads
+
+
+def test_last_is_keep_or_drop():
+    with pytest.raises(ArgumentError, match="keep"):
+        ga.EffectiveBatchSampler(LENGTHS, size=12, micro_batch_size=4, last="dropp")
 
 
 def test_micro_batches_must_fill_an_effective_batch():

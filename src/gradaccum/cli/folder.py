@@ -67,7 +67,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         path: The file.
         value: What it holds.
     """
-    text = json.dumps(value, indent=2) + "\n"
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     _replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 

@@ -2,6 +2,7 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,20 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
             got=type(recipe).__name__,
             remedy="Return Recipe(model=..., loss=..., optimizer=..., train=..., held_out=...).",
         )
+    if settings.micro_batch_size is None and settings.micro_batch_tokens is None:
+        raise ArgumentError(
+            f"train {settings.recipe}",
+            expected="the size of a micro-batch",
+            got="none",
+            remedy="Pass --micro-batch-size, or --micro-batch-tokens for samples with lengths.",
+        )
+    if len(recipe.held_out) == 0:
+        raise ArgumentError(
+            f"{settings.recipe}: Recipe(held_out=...)",
+            expected="at least one sample to evaluate",
+            got="none",
+            remedy="Hold some samples out of training.",
+        )
     batches = ga.effective_batches(
         recipe.train,
         settings.effective_batch,
@@ -69,10 +84,12 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
     console.print(_looked(0, first, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder / "config.toml", settings, _versions())
-    with JsonLines(folder / "metrics.jsonl") as metrics:
-        _loop(accumulator, batches, recipe, metrics, console)
-    last = accumulator.evaluate(list(recipe.held_out)).loss
-    _finish(folder, recipe, console, first=first, last=last, accumulator=accumulator)
+    try:
+        with JsonLines(folder / "metrics.jsonl") as metrics:
+            _loop(accumulator, batches, recipe, metrics, console)
+    finally:  # an error in training loses nothing of what was learnt before it
+        last = accumulator.evaluate(list(recipe.held_out)).loss
+        _finish(folder, recipe, console, first=first, last=last, accumulator=accumulator)
 
 
 def _loop(
@@ -108,7 +125,9 @@ def _finish(
     """Save what was learnt, and show it."""
     counters = accumulator.counters
     console.print(_looked(counters.optimizer_steps, last, recipe))
-    result: dict[str, Any] = {"held_out_loss": {"first": first, "last": last}}
+    result: dict[str, Any] = {
+        "held_out_loss": {"first": first, "last": last if isfinite(last) else None}
+    }
     if recipe.baseline is not None:
         result["baseline"] = dict([recipe.baseline])
     write_json(folder / "result.json", result | {"counters": counters.as_dict()})

@@ -11,6 +11,7 @@ from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings, nearest, read_toml, settings
 
 RECIPES = ("gpt", "bert")
+PATHS = ("data", "tokenizer", "model")  # or names, or patterns
 
 Build = Callable[[Settings], Recipe]
 
@@ -53,7 +54,14 @@ def resolve(target: str, told: dict[str, Any]) -> tuple[Build, Settings]:
             remedy=nearest(target, list(RECIPES)),
         )
     entries.pop("recipe", None)
+    told = {key: _whole_path(value) if key in PATHS else value for key, value in told.items()}
     return build, settings({**defaults, "recipe": target}, entries, told, call=call)
+
+
+def _whole_path(value: str) -> str:
+    """Return a path that holds from any folder, so that a run can be repeated from any."""
+    path = Path(value)
+    return str(path.absolute()) if path.exists() or path.parent.exists() else value
 
 
 def _imported(target: str) -> Build:

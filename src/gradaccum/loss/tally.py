@@ -1,9 +1,8 @@
 """The loss of an effective batch while its micro-batches come in, and its mean at the end."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isclose, nan
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -30,16 +29,6 @@ class Mean:
     terms: Mapping[str, Term]
 
 
-def _wide(loss: Loss) -> Loss:
-    """Return a loss in double precision, where the device has it, for others to be added to."""
-    kind = torch.float32 if loss.sum.device.type == "mps" else torch.float64
-    weight = loss.weight
-    if isinstance(weight, Tensor):
-        weight = weight.to(loss.sum.device, kind)
-    return Loss(loss.sum.to(kind), weight)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
     r"""Sums of a loss and its weights over the micro-batches so far, without their graphs.
 
@@ -48,37 +37,29 @@ class Tally:
     :math:`\sum_t s_t / W_t` is added; the weights :math:`W_t` of the whole effective batch must
     then be known beforehand.
 
+    Of a micro-batch its numbers alone are kept, as they are: adding them up in double precision
+    waits for the end, since each addition on the way costs as much as a small layer.
+
     Args:
-        sums: Sums by term so far; the name of a lone term is "".
         weighed: Weights of the whole effective batch by term, if it was weighed beforehand.
     """
 
-    sums: Terms = field(default_factory=lambda: MappingProxyType({}))
-    weighed: Mapping[str, float] | None = None
+    def __init__(self, weighed: Mapping[str, float] | None = None) -> None:
+        self._weighed = weighed
+        self._divides = weighed is not None and len(weighed) > 1
+        self._sums: dict[str, list[Tensor]] = {}
+        self._weights: dict[str, list[Tensor | float]] = {}
 
-    @property
-    def _divides(self) -> bool:
-        return self.weighed is not None and len(self.weighed) > 1
-
-    def plus(self, terms: Terms) -> "Tally":
-        """Return the sums with one more micro-batch; a term that it lacks adds nothing.
+    def add(self, terms: Terms) -> None:
+        """Add the numbers of a micro-batch; a term that it lacks adds nothing.
 
         Args:
             terms: Its terms.
-
-        Returns:
-            A new tally.
         """
-        added = dict(self.sums)
         for name, term in terms.items():
             weight = term.weight.detach() if isinstance(term.weight, Tensor) else term.weight
-            before = added.get(name)
-            added[name] = (
-                _wide(Loss(term.sum.detach(), weight))
-                if before is None
-                else Loss(before.sum + term.sum.detach(), before.weight + weight)
-            )
-        return Tally(sums=added, weighed=self.weighed)
+            self._sums.setdefault(name, []).append(term.sum.detach())
+            self._weights.setdefault(name, []).append(weight)
 
     def differentiable(self, terms: Terms) -> Tensor:
         """Return the tensor whose gradient a micro-batch adds.
@@ -92,21 +73,17 @@ class Tally:
         Raises:
             LossError: There are several terms, and the effective batch was not weighed.
         """
-        if (
-            not self._divides
-            and len(terms) == 1
-            and (not self.sums or terms.keys() == self.sums.keys())
-        ):
+        known = not self._sums or self._sums.keys() == terms.keys()
+        if known and len(terms) == 1 and not self._divides:
             return next(iter(terms.values())).sum
-        names = {*self.sums, *terms}
-        if missing := names - set(self.weighed or {}):
+        weights, names = self._weighed or {}, {*self._sums, *terms}
+        if missing := names - set(weights):
             raise LossError(
                 f"a loss with the terms {', '.join(sorted(names))}",
                 expected="the weight of the whole effective batch in each term, known beforehand",
                 got=f"none for {', '.join(sorted(missing))}",
                 remedy="Pass accumulator(..., weigh=lambda sample: {name: weight, ...}).",
             )
-        weights = self.weighed or {}
         return torch.stack(
             [
                 term.sum / weights[name] if weights[name] else term.sum * 0
@@ -126,31 +103,27 @@ class Tally:
         Returns:
             The mean, and the norm as a number (0 if none was given).
         """
-        if not self.sums:
+        if not self._sums:
             return Mean(loss=nan, divisor=0.0, terms={}), 0.0
-        parts = [loss.sum for loss in self.sums.values()]
-        parts += [torch.as_tensor(loss.weight).to(parts[0]) for loss in self.sums.values()]
-        numbers = total(torch.stack(parts))
+        sums = torch.stack([_total(numbers) for numbers in self._sums.values()])
+        weights = [_weight(numbers, like=sums) for numbers in self._weights.values()]
+        numbers = total(torch.cat([sums, torch.stack(weights)]))
         if norm is not None:
             numbers = torch.cat([numbers, norm.detach().to(numbers).reshape(1)])
         found = numbers.tolist()
-        count = len(self.sums)
-        weights = dict(zip(self.sums, found[count : 2 * count], strict=True))
+        count = len(self._sums)
+        by_name = dict(zip(self._sums, found[count : 2 * count], strict=True))
+        mean = self._mean(dict(zip(self._sums, found[:count], strict=True)), by_name)
+        return mean, found[-1] if norm is not None else 0.0
+
+    def _mean(self, sums: Mapping[str, float], weights: Mapping[str, float]) -> Mean:
         self._compare(weights)
-        means = {
-            name: number / weights[name] if weights[name] else 0.0
-            for name, number in zip(self.sums, found[:count], strict=True)
-        }
-        empty = not any(weights.values())
-        divisor = 1.0 if self._divides and not empty else sum(weights.values())
-        return (
-            Mean(
-                loss=nan if empty else sum(means.values()),
-                divisor=divisor,
-                terms={n: Term(loss=means[n], weight=weights[n]) for n in means if n},
-            ),
-            found[-1] if norm is not None else 0.0,
-        )
+        means = {name: sums[name] / weights[name] if weights[name] else 0.0 for name in sums}
+        named = {name: Term(loss=means[name], weight=weights[name]) for name in means if name}
+        if not any(weights.values()):
+            return Mean(loss=nan, divisor=0.0, terms=named)
+        divisor = 1.0 if len(weights) > 1 or self._divides else sum(weights.values())
+        return Mean(loss=sum(means.values()), divisor=divisor, terms=named)
 
     def _compare(self, weights: Mapping[str, float]) -> None:
         for name, weight in weights.items():
@@ -161,10 +134,10 @@ class Tally:
                     got="a negative one or NaN from at least one",
                     remedy="Count the samples, label tokens or pixels that the sum runs over.",
                 )
-        if self.weighed is None:
+        if self._weighed is None:
             return
-        for name in {**self.weighed, **weights}:
-            before, after = self.weighed.get(name, 0.0), weights.get(name, 0.0)
+        for name in {**self._weighed, **weights}:
+            before, after = self._weighed.get(name, 0.0), weights.get(name, 0.0)
             if not isclose(before, after, rel_tol=1e-5, abs_tol=1e-9):
                 raise LossError(
                     f"weigh(sample){f'[{name!r}]' if name else ''}",
@@ -172,3 +145,17 @@ class Tally:
                     got=f"{before:g} by weigh and {after:g} by the loss",
                     remedy="Make both count the same samples or labels.",
                 )
+
+
+def _total(numbers: list[Tensor]) -> Tensor:
+    """Return a sum in double precision, where the device has it."""
+    kind = torch.float32 if numbers[0].device.type == "mps" else torch.float64
+    return torch.stack(numbers).sum(dtype=kind)
+
+
+def _weight(numbers: list[Tensor | float], *, like: Tensor) -> Tensor:
+    plain = sum(number for number in numbers if not isinstance(number, Tensor))
+    tensors = [number.to(like.device) for number in numbers if isinstance(number, Tensor)]
+    if not tensors:
+        return torch.tensor(plain, dtype=like.dtype, device=like.device)
+    return torch.stack(tensors).sum(dtype=like.dtype) + plain

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -31,9 +31,8 @@ class Loss:
             0-dimensional tensor, at least 0. No gradient flows through it.
 
     >>> import torch
-    >>> one, two = Loss(torch.tensor(10.0), 1), Loss(torch.tensor(8.0), 9)
-    >>> round(float((one + two).mean()), 3)
-    1.8
+    >>> Loss.of(torch.tensor([1.0, 2.0, 6.0]), weights=torch.tensor([1.0, 1.0, 0.0])).mean()
+    tensor(1.5000)
     """
 
     sum: Tensor
@@ -66,8 +65,15 @@ class Loss:
         kept = torch.where(weights != 0, values, torch.zeros_like(values))
         return cls((kept * weights).sum(), weights.detach().sum())
 
-    def __add__(self, other: "Loss") -> "Loss":
-        return Loss(self.sum + other.sum, self.weight + other.weight)
+    def __add__(self, other: object) -> NoReturn:
+        """Refuse: adding the weights as well would halve two losses of the same samples."""
+        raise LossError(
+            "Loss + Loss",
+            expected="terms that each keep their own weight",
+            got="two losses to be made one",
+            remedy='Return a mapping, {"ce": ce, "aux": 0.1 * aux}, and pass weigh=; or, where '
+            "both have the same weight, Loss(ce.sum + 0.1 * aux.sum, ce.weight).",
+        )
 
     def __mul__(self, factor: float) -> "Loss":
         """Scale the loss, not its weight: ``0.01 * auxiliary``."""
@@ -109,9 +115,12 @@ def checked(loss: Any, *, call: str) -> Loss:
             got=_told(total),
             remedy=_LOSS_REMEDY,
         )
-    if isinstance(weight, Tensor) and weight.ndim == 0 and weight.device.type != "cpu":
-        return Loss(total, torch.where(weight >= 0, weight, torch.nan))
-    scalar = weight.ndim == 0 if isinstance(weight, Tensor) else isinstance(weight, Real)
+    if isinstance(weight, Tensor):
+        scalar = weight.ndim == 0
+        if scalar and weight.device.type != "cpu":
+            return Loss(total, torch.where(weight >= 0, weight, torch.nan))
+    else:
+        scalar = isinstance(weight, (int, float, Real))
     if not scalar or not isfinite(weight) or weight < 0:
         raise LossError(
             f"{call} -> Loss(weight=...)",
@@ -135,7 +144,7 @@ def checked_terms(result: Any, *, call: str) -> Mapping[str, Loss]:
     Raises:
         LossError: A term is not a valid `Loss`, or there is none.
     """
-    if not isinstance(result, Mapping):
+    if isinstance(result, Loss) or not isinstance(result, Mapping):
         return {"": checked(result, call=call)}
     if not result:
         got = "an empty mapping"

@@ -16,7 +16,7 @@ from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
 from gradaccum.recipes.text.entropy import unigram_entropy
 from gradaccum.recipes.text.extras import import_extra
-from gradaccum.recipes.text.pretrained import save_pretrained
+from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
 DEFAULTS = MappingProxyType(
     {"steps": 400, "lr": 2e-3, "micro_batch_tokens": 2048, "max_length": 256}
@@ -121,7 +121,7 @@ class Masked:
 def _model(settings: Settings, tokenizer: Any) -> Any:
     transformers = import_extra("transformers", call="the recipe 'bert'")
     if settings.model is not None:
-        return transformers.AutoModelForMaskedLM.from_pretrained(settings.model)
+        return load_pretrained("AutoModelForMaskedLM", settings.model)
     return transformers.BertForMaskedLM(
         transformers.BertConfig(
             vocab_size=len(tokenizer),

@@ -15,7 +15,7 @@ from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
 from gradaccum.recipes.text.entropy import unigram_entropy
 from gradaccum.recipes.text.extras import import_extra
-from gradaccum.recipes.text.pretrained import save_pretrained
+from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
 DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3, "micro_batch_tokens": 2048})
 _VOCABULARY = 2048
@@ -86,7 +86,7 @@ def _samples(sequences: Sequence[list[int]]) -> list[dict[str, torch.Tensor]]:
 def _model(settings: Settings, tokenizer: Any) -> Any:
     transformers = import_extra("transformers", call="the recipe 'gpt'")
     if settings.model is not None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(settings.model)
+        model = load_pretrained("AutoModelForCausalLM", settings.model)
         if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
             raise ArgumentError(
                 f"--model {settings.model} --tokenizer {settings.tokenizer}",

@@ -52,7 +52,7 @@ class Settings(BaseModel):
     epochs: int | None = Field(None, ge=1)
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False)
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
     scheduler: Scheduler = "cosine"
     warmup: int = Field(20, ge=0)
     seed: int = Field(0, ge=0)

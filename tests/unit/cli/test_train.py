@@ -217,6 +217,8 @@ BAD = {
     "not toml": (["broken.toml"], "broken.toml"),
     "no recipe": (["none.toml"], "recipe ="),
     "no such module": (["nowhere:build"], "nowhere"),
+    "infinite norm": (["gpt", "--max-grad-norm", "inf"], "max_grad_norm"),
+    "no size": (["mine:build"], "--micro-batch-size"),
     "no model": (["gpt", "--data", "words.txt", "--model", "./nowhere"], "nowhere"),
 }
 
@@ -234,14 +236,38 @@ def test_bad_input_gets_one_clear_error_and_leaves_nothing(
     (tmp_path / "bad.toml").write_text('recipe = "gpt"\neffective_bacth = 8\n')
     (tmp_path / "broken.toml").write_text("recipe = \n")
     (tmp_path / "none.toml").write_text("steps = 3\n")
+    (tmp_path / "mine.py").write_text(FACTORY)
     before = sorted(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     done = gradaccum("train", *arguments)
     assert done.returncode == 2
     assert done.stderr.count("error") >= 1
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_run_is_repeated_from_any_folder(gradaccum, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(text.parent)
+    arguments = ["--data", text.name, *TINY, "--steps", 1, "--out", tmp_path / "one"]
+    assert gradaccum("train", "gpt", *arguments).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    done = gradaccum("train", "one/config.toml", "--out", "two")
+    assert done.returncode == 0, done.stderr
+    assert without_time(tmp_path / "two") == without_time(tmp_path / "one")
+
+
+def test_what_was_learnt_is_saved_if_the_loss_breaks(gradaccum, tmp_path, monkeypatch):
+    broken = FACTORY.replace("randn(50, 3)", "randn(50, 3); x[30:40] = float('nan')")
+    (tmp_path / "broken.py").write_text(broken)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--effective-batch", 2, "--micro-batch-size", 2, "--epochs", 1, "--out", "out"]
+    done = gradaccum("train", "broken:build", *arguments)
+    assert done.returncode == 2
+    assert "expected a finite loss" in done.stderr
+    counters = json.loads((tmp_path / "out" / "result.json").read_text())["counters"]
+    assert counters["optimizer_steps"] == len(lines(tmp_path / "out"))
 
 
 def test_a_folder_is_never_overwritten(gradaccum, run, text):
@@ -285,9 +311,11 @@ def test_a_factory_of_your_own(gradaccum, tmp_path, monkeypatch):
     assert "Return Recipe(" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], []])
-def test_help(gradaccum, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--help"], 0), (["train", "--help"], 0), (["--version"], 0), ([], 2)]
+)
+def test_help(gradaccum, arguments, code):
     done = gradaccum(*arguments)
-    assert done.returncode in (0, 2)
+    assert done.returncode == code
     assert "gradaccum" in (done.stdout + done.stderr)
     assert "Traceback" not in done.stderr

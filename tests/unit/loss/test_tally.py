@@ -1,3 +1,4 @@
+import weakref
 from math import isnan
 
 import pytest
@@ -15,10 +16,17 @@ def alone(numbers):
     return numbers
 
 
+def tallied(*micro_batches, weighed=None):
+    tally = Tally(weighed)
+    for terms in micro_batches:
+        tally.add(terms)
+    return tally
+
+
 def test_the_mean_of_a_lone_term():
-    before = Tally().plus({"": loss(10.0, 1)})
-    tally = before.plus({"": loss(8.0, torch.tensor(9))})
-    assert before.mean(alone)[0].loss == 10.0  # as it was
+    tally = tallied({"": loss(10.0, 1)})
+    assert tally.mean(alone)[0].loss == 10.0
+    tally.add({"": loss(8.0, torch.tensor(9))})
     mean, norm = tally.mean(alone, torch.tensor(3.0))
     assert (mean.loss, mean.divisor, norm) == (1.8, 10.0, 3.0)
     assert mean.terms == {}
@@ -26,7 +34,7 @@ def test_the_mean_of_a_lone_term():
 
 
 def test_a_lone_named_term_is_told():
-    mean, _ = Tally().plus({"ce": loss(6.0, 3)}).mean(alone)
+    mean, _ = tallied({"ce": loss(6.0, 3)}).mean(alone)
     assert (mean.terms["ce"].loss, mean.terms["ce"].weight, mean.divisor) == (2.0, 3.0, 3.0)
 
 
@@ -35,8 +43,9 @@ def test_several_terms_are_divided_as_they_come():
     assert tally.differentiable({"ce": loss(5.0, 4)}).item() == 5 / 10
     total = tally.differentiable({"ce": loss(5.0, 4), "aux": loss(3.0, 1)})
     assert total.item() == 5 / 10 + 3 / 2
-    tally = tally.plus({"ce": loss(5.0, 4), "aux": loss(3.0, 1)}).plus({"ce": loss(1.0, 6)})
-    tally = tally.plus({"aux": loss(1.0, 1)})  # a term may be absent from a micro-batch
+    tally.add({"ce": loss(5.0, 4), "aux": loss(3.0, 1)})
+    tally.add({"ce": loss(1.0, 6)})
+    tally.add({"aux": loss(1.0, 1)})  # a term may be absent from a micro-batch
     mean, _ = tally.mean(alone)
     assert (mean.loss, mean.divisor) == (pytest.approx(0.6 + 2.0), 1.0)
     assert mean.terms["aux"].weight == 2
@@ -51,7 +60,8 @@ def test_a_term_of_several_without_weight_adds_nothing():
     tally = Tally(weighed={"ce": 10, "aux": 0})
     terms = {"ce": loss(5.0, 10), "aux": loss(0.0, 0)}
     assert tally.differentiable(terms).item() == 0.5
-    mean, _ = tally.plus(terms).mean(alone)
+    tally.add(terms)
+    mean, _ = tally.mean(alone)
     assert (mean.loss, mean.divisor) == (0.5, 1.0)
 
 
@@ -61,17 +71,17 @@ def test_several_terms_need_weights_beforehand(weighed):
         Tally(weighed=weighed).differentiable({"ce": loss(5.0, 4), "aux": loss(3.0, 1)})
     assert "aux" in caught.value.got
     with pytest.raises(LossError, match="aux"):  # also where they come one after the other
-        Tally(weighed=weighed).plus({"ce": loss(1.0, 1)}).differentiable({"aux": loss(3.0, 1)})
+        tallied({"ce": loss(1.0, 1)}, weighed=weighed).differentiable({"aux": loss(3.0, 1)})
 
 
 @pytest.mark.parametrize("weighed", [{"": 5}, {"": 0}, {"": 4, "aux": 1}, {"ce": 4}])
 def test_weights_that_disagree(weighed):
     with pytest.raises(LossError, match="weigh"):
-        Tally(weighed=weighed).plus({"": loss(5.0, 4)}).mean(alone)
+        tallied({"": loss(5.0, 4)}, weighed=weighed).mean(alone)
 
 
 @pytest.mark.parametrize(
-    "tally", [Tally(), Tally().plus({"": loss(0.0, 0)}), Tally(weighed={"a": 0, "b": 0})]
+    "tally", [Tally(), tallied({"": loss(0.0, 0)}), Tally(weighed={"a": 0, "b": 0})]
 )
 def test_nothing_carries_weight(tally):
     mean, _ = tally.mean(alone)
@@ -82,7 +92,7 @@ def test_nothing_carries_weight(tally):
 @pytest.mark.parametrize("weight", [float("nan"), -1.0])
 def test_bad_weights_that_were_not_looked_at(weight):
     with pytest.raises(LossError, match="negative one or NaN"):
-        Tally().plus({"": loss(5.0, torch.tensor(weight))}).mean(alone)
+        tallied({"": loss(5.0, torch.tensor(weight))}).mean(alone)
 
 
 def test_the_mean_is_over_all_ranks():
@@ -92,17 +102,20 @@ def test_the_mean_is_over_all_ranks():
         handed.append(numbers.tolist())
         return numbers * 2
 
-    mean, norm = Tally().plus({"": loss(5.0, 4)}).mean(doubled, torch.tensor(3.0))
+    mean, norm = tallied({"": loss(5.0, 4)}).mean(doubled, torch.tensor(3.0))
     assert handed == [[5.0, 4.0]]
     assert (mean.loss, mean.divisor, norm) == (1.25, 8.0, 3.0)
 
 
 def test_no_addition_is_lost():
-    tally = Tally().plus({"": loss(1.0, 1)})
-    for _ in range(1_000):
-        tally = tally.plus({"": Loss(torch.tensor(1e-3, dtype=torch.bfloat16), 0)})
+    small = {"": Loss(torch.tensor(1e-3, dtype=torch.bfloat16), 0)}
+    tally = tallied({"": Loss(torch.tensor(1.0, dtype=torch.bfloat16), 1)}, *[small] * 1_000)
     assert tally.mean(alone)[0].loss == pytest.approx(2.0, rel=1e-3)
 
 
 def test_no_graph_is_held():
-    assert not Tally().plus({"": loss(1.0, 1)}).sums[""].sum.requires_grad
+    kept = weakref.ref(graph := torch.ones(3, requires_grad=True).square())
+    tally = tallied({"": Loss(graph.sum(), 1)})
+    del graph
+    assert kept() is None
+    assert tally.mean(alone)[0].loss == 3.0

@@ -9,9 +9,9 @@ from gradaccum.loss.value import checked
 ONE = torch.tensor(1.0)
 
 
-def test_sums_and_weights_add_up():
-    both = Loss(torch.tensor(10.0), 1) + Loss(torch.tensor(8.0), torch.tensor(9))
-    assert (both.sum.item(), int(both.weight), both.mean().item()) == (18.0, 10, pytest.approx(1.8))
+def test_two_losses_are_not_made_one():
+    with pytest.raises(LossError, match="Return a mapping"):
+        Loss(torch.tensor(10.0), 1) + Loss(torch.tensor(8.0), 9)
 
 
 def test_a_factor_scales_the_loss_and_not_its_weight():

@@ -3,7 +3,33 @@
 from pathlib import Path
 from typing import Any
 
+from gradaccum.errors import DataError
 from gradaccum.recipes.text.extras import import_extra
+
+
+def load_pretrained(kind: str, name: str) -> Any:
+    """Load a pretrained model.
+
+    Args:
+        kind: Name of an auto class of transformers, ``"AutoModelForCausalLM"``.
+        name: Folder, or name on a hub.
+
+    Returns:
+        The model.
+
+    Raises:
+        DataError: There is none, or it is of another kind.
+    """
+    transformers = import_extra("transformers", call=f"--model {name}")
+    try:
+        return getattr(transformers, kind).from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"--model {name}",
+            expected=f"a folder or a name that transformers.{kind} loads",
+            got=str(error).strip().splitlines()[0],
+            remedy="Give the folder that a run left as 'model', or leave --model out.",
+        ) from error
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
