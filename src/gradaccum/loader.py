@@ -1,18 +1,18 @@
 """Which samples make an optimizer step: effective batches of a dataset, in a seeded order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
-from gradaccum.batch import EffectiveBatch, LengthFunction, Samples
-from gradaccum.collate import CollateFunction
+from gradaccum.batch import EffectiveBatch, Samples
 from gradaccum.errors import ArgumentError, DataError
 from gradaccum.partition import by_length, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
+from gradaccum.reader import Unread, in_turn, reader_of
 from gradaccum.rng import data_order
 
 Last = Literal["keep", "drop"]
@@ -239,7 +239,7 @@ class EffectiveBatches:
         batches = [order[start : start + self.size] for start in starts]
         if self._lengths is not None:  # in the order in which they will be asked for
             batches = [batch[by_length(self._lengths[batch])] for batch in batches]
-        reader = _reader(
+        reader = reader_of(
             self._dataset,
             batches,
             workers=self._workers,
@@ -250,7 +250,7 @@ class EffectiveBatches:
             if self._lengths is None:
                 yield Samples(reader.read(len(indices)))
             else:
-                yield _Unread(reader, indices, self._lengths)
+                yield Unread(reader, indices, self._lengths)
 
     def _generator(self) -> torch.Generator:
         """Return what seeds the workers, so that they leave torch's global generator alone."""
@@ -258,18 +258,9 @@ class EffectiveBatches:
         return torch.Generator().manual_seed(int(seed))
 
     def _in_turn(self) -> Iterator[EffectiveBatch]:
-        source: Iterable[Any] = self._dataset
-        if self._workers:
-            source = chain.from_iterable(
-                DataLoader(
-                    _iterable_dataset(self._dataset),
-                    batch_size=_chunk(self.size, self._workers),
-                    num_workers=self._workers,
-                    collate_fn=_as_list,
-                    generator=self._generator(),
-                )
-            )
-        samples = iter(source)
+        samples = in_turn(
+            self._dataset, size=self.size, workers=self._workers, generator=self._generator()
+        )
         for _ in range(self._done * self.size):  # where a saved state had come to
             next(samples, None)
         first = self._done == 0
@@ -306,133 +297,3 @@ def _is_map_style(dataset: Any, workers: int) -> bool:
             remedy="Pass workers=1, or an IterableDataset that shards itself by worker.",
         )
     return False
-
-
-class _Unread(EffectiveBatch):
-    """An effective batch whose samples are read when their micro-batch comes up."""
-
-    def __init__(self, reader: "_Reader", indices: np.ndarray, lengths: np.ndarray) -> None:
-        self._reader, self._start = reader, reader.planned(len(indices))
-        self.indices, self.dataset_lengths = indices, lengths
-
-    def __len__(self) -> int:
-        return 0 if self.indices is None else len(self.indices)
-
-    def lengths(self, length: LengthFunction) -> np.ndarray | None:
-        """Return the lengths that came with the dataset."""
-        known, indices = self.dataset_lengths, self.indices
-        return None if known is None or indices is None else known[indices]
-
-    def sample(self, position: int) -> Any:
-        """Read one sample, and keep what was read ahead in its place."""
-        return self._reader.sample(self._start + position)
-
-    def micro_batch(self, positions: np.ndarray, collate: CollateFunction) -> Any:
-        """Read and collate samples, which are given up after."""
-        return collate([self._reader.take(self._start + k) for k in positions.tolist()])
-
-    def peek(self, positions: np.ndarray, collate: CollateFunction) -> Any:
-        """Read and collate samples one by one, leaving what was read ahead in its place."""
-        return collate([self.sample(k) for k in positions.tolist()])
-
-
-class _Reader:
-    """Reads the samples of an epoch in a known order, some of them ahead.
-
-    A sample that is asked for out of order is read at once, by itself.
-    """
-
-    def __init__(self, dataset: Any, indices: np.ndarray, chunks: Iterable[list[Any]]) -> None:
-        self._dataset, self._indices = dataset, indices
-        self._ahead = chain.from_iterable(chunks)
-        self._next = 0  # place of the sample that comes out of `_ahead` next
-        self._planned = 0
-
-    def planned(self, count: int) -> int:
-        """Return where the next effective batch of `count` samples begins."""
-        start, self._planned = self._planned, self._planned + count
-        return start
-
-    def read(self, count: int) -> list[Any]:
-        """Return the next samples."""
-        start = self.planned(count)
-        return [self.take(place) for place in range(start, start + count)]
-
-    def take(self, place: int) -> Any:
-        """Return the sample at a place in the order of the epoch."""
-        if place < self._next:
-            return self.sample(place)
-        while self._next < place:  # left unread by an effective batch that was not run
-            next(self._ahead)
-            self._next += 1
-        self._next += 1
-        return next(self._ahead)
-
-    def sample(self, place: int) -> Any:
-        """Return the sample at a place without moving on."""
-        return self._dataset[int(self._indices[place])]
-
-
-def _reader(
-    dataset: Any,
-    batches: list[np.ndarray],
-    *,
-    workers: int,
-    lazy: bool,
-    generator: torch.Generator,
-) -> _Reader:
-    indices = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
-    size = max((len(batch) for batch in batches), default=1)
-    # Decoded photographs are large: of samples that are read one by one, few wait at a time.
-    chunk = min(_chunk(size, workers), 8) if lazy else _chunk(size, workers)
-    chunks = [indices[k : k + chunk].tolist() for k in range(0, len(indices), chunk)]
-    if not workers:
-        return _Reader(dataset, indices, ([dataset[k]] for k in indices.tolist()))
-    loader = DataLoader(
-        dataset,
-        batch_sampler=_Fixed(chunks),
-        num_workers=workers,
-        collate_fn=_as_list,
-        prefetch_factor=2,
-        generator=generator,
-    )
-    return _Reader(dataset, indices, loader)
-
-
-def _chunk(size: int, workers: int) -> int:
-    """Return how many samples a worker reads at a time.
-
-    Each worker has two chunks under way, so all of them together are one effective batch ahead.
-    """
-    return max(1, -(-size // (2 * max(workers, 1))))
-
-
-class _Fixed(Sampler[list[int]]):
-    """Index lists that were made beforehand."""
-
-    def __init__(self, chunks: list[list[int]]) -> None:
-        self._chunks = chunks
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._chunks)
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-
-def _as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-class _Wrapped(IterableDataset[Any]):
-    """Any iterable, as torch's DataLoader wants it."""
-
-    def __init__(self, samples: Iterable[Any]) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._samples)
-
-
-def _iterable_dataset(dataset: Any) -> Dataset[Any]:
-    return dataset if isinstance(dataset, IterableDataset) else _Wrapped(dataset)
