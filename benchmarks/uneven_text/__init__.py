@@ -46,7 +46,7 @@ QUICK = {
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Run all cases in rounds; return every run, and what they come to."""
-    sizes, rounds = (QUICK, 1) if quick else (FULL, 3)
+    sizes, rounds = (QUICK, 1) if quick else (FULL, 2)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         settings = {**sizes, "folder": folder}

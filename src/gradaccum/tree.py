@@ -73,6 +73,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     Returns:
         A tree of the same structure and types.
     """
+    if type(tree) is tuple:  # the usual case first, as this is a hot path
+        return tuple(map_leaves(function, child) for child in tree)
     found = children(tree)
     if found is None:
         return function(tree)
