@@ -79,8 +79,9 @@ def section(result: Mapping[str, Any]) -> list[str]:
     if ratios and noise:
         limit = TARGET + max(noise)
         lines.append(
-            f"- Target: a ratio of at most {TARGET:.2f} within noise, here {max(noise):.3f}. Medians "
-            f"{told(spread(ratios), '.3f')}; {sum(ratio <= limit for ratio in ratios)} of "
-            f"{len(ratios)} cases: {verdict(max(ratios), limit, at_least=False)}."
+            f"- Target: a ratio of at most {TARGET:.2f} within noise, which is {max(noise):.3f} "
+            f"here. Medians {told(spread(ratios), '.3f')}; within it in "
+            f"{sum(ratio <= limit for ratio in ratios)} of {len(ratios)} cases: "
+            f"{verdict(max(ratios), limit, at_least=False)}."
         )
     return lines
