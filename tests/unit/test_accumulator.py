@@ -247,6 +247,19 @@ def test_a_backward_by_hand_is_noticed(parts):
         loop()
 
 
+def test_a_backward_by_hand_in_the_last_micro_batch_is_noticed(parts):
+    def loop():
+        for k, rows in enumerate(parts.accumulator.over([tokens(1.0)] * 2, steps=2)):
+            if k == 0:
+                parts.accumulator.backward(summed(parts.model, rows))
+            else:
+                parts.model(rows).sum().backward()
+
+    with pytest.raises(PhaseError, match="expected no change from outside"):
+        loop()
+    assert parts.gradients == []
+
+
 def test_a_scheduler_that_raises_does_so_after_the_step_is_counted(parts):
     optimizer = torch.optim.SGD(parts.model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=1)

@@ -65,6 +65,14 @@ def test_a_term_of_several_without_weight_adds_nothing():
     assert (mean.loss, mean.divisor) == (0.5, 1.0)
 
 
+def test_a_term_without_weight_may_be_left_out():
+    tally = Tally({"ce": 10, "aux": 0})
+    terms = {"ce": loss(5.0, 10)}
+    assert tally.differentiable(terms).item() == 0.5  # divided already,
+    tally.add(terms)
+    assert tally.mean(alone)[0].divisor == 1.0  # so not once more
+
+
 @pytest.mark.parametrize("weighed", [None, {"ce": 3.0}])
 def test_several_terms_need_weights_beforehand(weighed):
     with pytest.raises(LossError, match="weigh=lambda") as caught:
@@ -110,7 +118,8 @@ def test_the_mean_is_over_all_ranks():
 def test_no_addition_is_lost():
     small = {"": Loss(torch.tensor(1e-3, dtype=torch.bfloat16), 0)}
     tally = tallied({"": Loss(torch.tensor(1.0, dtype=torch.bfloat16), 1)}, *[small] * 1_000)
-    assert tally.mean(alone)[0].loss == pytest.approx(2.0, rel=1e-3)
+    exact = 1.0 + 1_000 * float(small[""].sum)
+    assert tally.mean(alone)[0].loss == pytest.approx(exact, rel=1e-12)
 
 
 def test_no_graph_is_held():
