@@ -31,9 +31,8 @@ class Gradients:
         self._ids: list[int] = []
         self._alone = True  # no other's parameter is in reach of the graph that was searched last
         self._last_node = self._nodes = 0  # number of its last node, and how many it has
-        self._watched: Parameter | None = None  # one that has a sum,
-        self._sum: Tensor | None = None  # its sum after the last micro-batch,
-        self._version = 0  # and how often that was changed in place
+        # A parameter, its sum after the last micro-batch, and how often that was changed in place.
+        self._watched: tuple[Parameter, Tensor, int] | None = None
 
     def clear(self) -> None:
         """Free the sums of every parameter, and note which parameters want one."""
@@ -41,7 +40,7 @@ class Gradients:
         for parameter in held:
             parameter.grad = None
         self._parameters = [p for p in held if p.requires_grad]
-        self._watched = self._sum = None
+        self._watched = None
         ids = list(map(id, self._parameters))
         if ids != self._ids:
             self._ids, self._nodes = ids, 0
@@ -50,7 +49,7 @@ class Gradients:
         """Free the sums."""
         for parameter in self._parameters:
             parameter.grad = None
-        self._watched = self._sum = None
+        self._watched = None
 
     def add(self, total: Tensor) -> None:
         """Add the gradient of a summed loss. Its graph is freed.
@@ -60,11 +59,10 @@ class Gradients:
         """
         self.check()
         torch.autograd.backward(total, inputs=None if self._is_alone(total) else self._parameters)
-        one = self._watched
-        if one is None:
-            one = self._watched = next((p for p in self._parameters if p.grad is not None), None)
+        watched = self._parameters if self._watched is None else self._watched[:1]
+        one = next((p for p in watched if p.grad is not None), None)
         if one is not None and one.grad is not None:
-            self._sum, self._version = one.grad, one.grad._version
+            self._watched = one, one.grad, one.grad._version
 
     def check(self) -> None:
         """Refuse sums that someone else changed since the last micro-batch.
@@ -72,11 +70,11 @@ class Gradients:
         Raises:
             PhaseError: They were.
         """
-        one = self._watched
-        if one is None:
+        if self._watched is None:
             changed = any(p.grad is not None for p in self._parameters)
         else:
-            changed = one.grad is not self._sum or self._sum._version != self._version  # type: ignore[union-attr]  # set with it
+            one, total, version = self._watched
+            changed = one.grad is not total or total._version != version
         if changed:
             raise PhaseError(
                 "gradient sums in the middle of an effective batch",

@@ -17,8 +17,9 @@ from gradaccum.errors import CollateError
 def children(tree: Any) -> dict[Any, Any] | None:
     """Return a container's children by key, index or field name; None for a leaf."""
     kind = type(tree)
-    if kind is dict:
-        return tree  # type: ignore[no-any-return]  # the usual case, and this is a hot path
+    if kind is dict:  # the usual case first, as this is a hot path
+        found: dict[Any, Any] = tree
+        return found
     if issubclass(kind, tuple) or (issubclass(kind, list) and not _is_numbers(tree)):
         return dict(enumerate(tree))
     if hasattr(kind, "shape"):  # a tensor or an array, before slower questions

@@ -11,7 +11,7 @@ from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings, nearest, read_toml, settings
 
 RECIPES = ("gpt", "bert")
-PATHS = ("data", "tokenizer", "model")  # or names, or patterns
+PATHS = ("data", "tokenizer", "model")
 
 Build = Callable[[Settings], Recipe]
 
@@ -54,14 +54,18 @@ def resolve(target: str, told: dict[str, Any]) -> tuple[Build, Settings]:
             remedy=nearest(target, list(RECIPES)),
         )
     entries.pop("recipe", None)
-    told = {key: _whole_path(value) if key in PATHS else value for key, value in told.items()}
+    told = {key: _whole_path(key, value) if key in PATHS else value for key, value in told.items()}
     return build, settings({**defaults, "recipe": target}, entries, told, call=call)
 
 
-def _whole_path(value: str) -> str:
-    """Return a path that holds from any folder, so that a run can be repeated from any."""
+def _whole_path(key: str, value: str) -> str:
+    """Return a path that holds from any folder, so that a run can be repeated from any.
+
+    Data is always a path or a pattern of paths; a model or a tokenizer that is not there is a
+    name on a hub.
+    """
     path = Path(value)
-    return str(path.absolute()) if path.exists() or path.parent.exists() else value
+    return str(path.absolute()) if key == "data" or path.exists() else value
 
 
 def _imported(target: str) -> Build:
@@ -69,7 +73,7 @@ def _imported(target: str) -> Build:
     module_name, _, name = target.partition(":")
     sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        found: Build = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ArgumentError(
             target,
@@ -79,4 +83,4 @@ def _imported(target: str) -> Build:
         ) from error
     finally:
         sys.path.remove("")
-    return found  # type: ignore[no-any-return]  # what it returns is looked at when it ran
+    return found

@@ -1,7 +1,7 @@
 """A live display of training: where it is, how fast, and what the last step did."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -57,8 +57,8 @@ def track(
 
 def _length(batches: Iterable[Any]) -> int | None:
     try:
-        return len(batches)  # type: ignore[arg-type]  # not all have one
-    except TypeError:
+        return len(batches) if isinstance(batches, Sized) else None
+    except TypeError:  # has a length for some datasets only
         return None
 
 

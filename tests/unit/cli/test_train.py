@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from gradaccum.cli import main
+from gradaccum.cli.targets import resolve
 
 TINY = ["--max-length", "24", "--effective-batch", "8", "--micro-batch-tokens", "96"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
@@ -256,6 +257,12 @@ def test_a_run_is_repeated_from_any_folder(gradaccum, text, tmp_path, monkeypatc
     done = gradaccum("train", "one/config.toml", "--out", "two")
     assert done.returncode == 0, done.stderr
     assert without_time(tmp_path / "two") == without_time(tmp_path / "one")
+
+
+def test_a_name_on_a_hub_stays_a_name():
+    _, settings = resolve("gpt", {"model": "gpt2", "tokenizer": "org/words", "data": "*.txt"})
+    assert (settings.model, settings.tokenizer) == ("gpt2", "org/words")
+    assert settings.data == str(Path("*.txt").absolute())
 
 
 def test_what_was_learnt_is_saved_if_the_loss_breaks(gradaccum, tmp_path, monkeypatch):
