@@ -60,7 +60,11 @@ class Accumulator:
         self._weigh, self._check = weigh, check
         self._sync, self._runner = sync or LocalSync(), runner or InTurn()
         self._engine = Engine(
-            update=update, schedulers=schedulers, sync=self._sync, nonfinite=nonfinite
+            model=model,
+            update=update,
+            schedulers=schedulers,
+            sync=self._sync,
+            nonfinite=nonfinite,
         )
         # The effective batch whose micro-batch `over` handed out and that awaits its backward,
         # whether that micro-batch is its last, and how many samples it has.
@@ -231,7 +235,7 @@ class Accumulator:
             ArgumentError: It is something else.
         """
         try:
-            self._engine.counters = Counters(**{k: int(v) for k, v in state["counters"].items()})
+            self._engine.counters = Counters.from_dict(state["counters"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(
                 "accumulator.load_state_dict(state)",

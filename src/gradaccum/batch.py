@@ -186,10 +186,22 @@ def default_length(sample: Any) -> int | None:
 
     Returns:
         Tokens; None for a sample that has no ``input_ids``.
+
+    Raises:
+        ArgumentError: They have more than one dimension.
     """
-    if isinstance(sample, Mapping) and "input_ids" in sample:
-        return len(sample["input_ids"])
-    return None
+    if not isinstance(sample, Mapping) or "input_ids" not in sample:
+        return None
+    ids = sample["input_ids"]
+    if len(shape := getattr(ids, "shape", ())) > 1:
+        raise ArgumentError(
+            'sample["input_ids"]',
+            expected="the tokens of one sample, along one dimension",
+            got=f"shape {tuple(shape)}",
+            remedy='Tokenize without return_tensors="pt", which makes a batch of one; or pass '
+            "length=.",
+        )
+    return len(ids)
 
 
 def weigh(batch: EffectiveBatch, function: WeighFunction) -> dict[str, float]:
@@ -218,17 +230,24 @@ def one_ahead(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
     way there; and the last is known to be the last, also of an iterable without a length.
 
     Args:
-        items: Any iterable.
+        items: Any iterable. If it raises, the item before is handed out first, so that reading
+            ahead loses nothing.
 
     Yields:
         Each item, and whether it is the last.
     """
     iterator = iter(items)
     waiting: list[T] = []
-    for item in iterator:
-        waiting.append(item)
-        del item  # while the consumer works, no name here holds what it was given
+    while True:
+        try:
+            waiting.append(next(iterator))
+        except StopIteration:
+            break
+        except Exception as error:
+            if waiting:
+                yield waiting.pop(), False
+            raise error
         if len(waiting) == 2:
-            yield waiting.pop(0), False
+            yield waiting.pop(0), False  # while the consumer works, no name here holds it
     if waiting:
         yield waiting.pop(), True

@@ -45,7 +45,8 @@ def accumulator(
 
     Args:
         model: The model; `loss` is called with it.
-        optimizer: Any optimizer of torch's, or several that step together.
+        optimizer: Any optimizer of torch's but LBFGS, or several that step together. One with
+            ``fused=True`` scales gradients in its own pass: its step hooks see the sums.
         loss: ``loss(model, micro_batch)`` returning a `Loss`, the sum over the micro-batch and
             its weight, or a mapping of names to them. Without it, drive your own loop with
             `Accumulator.over` and `Accumulator.backward`.
@@ -58,10 +59,12 @@ def accumulator(
         pad: Padding values by leaf, ``{"input_ids": 0, "labels": -100}``, or a tokenizer.
         length: Length of a sample in tokens; by default that of its ``input_ids``.
         weigh: Weight of a sample in each term of the loss, ``{"ce": 12, "aux": 1}``; needed for
-            a loss of several terms with different weights.
+            a loss of several terms with different weights. Samples that are read when their
+            micro-batch comes up are read once more for it.
         device: Where micro-batches are moved to; by default where the model is.
         verify: ``"first"`` looks at a few samples of the first effective batch and warns where
-            samples interact; ``"never"`` does not.
+            samples interact, which calls `loss` up to 8 times more; ``"never"`` does not. Your
+            own loop (`Accumulator.over`) is not looked at.
         nonfinite: What a gradient that is not finite does: ``"raise"``, or ``"skip_step"``.
 
     Returns:
@@ -85,6 +88,8 @@ def accumulator(
             remedy="Let the collate function pad, and leave pad out.",
         )
     cut = _cut(micro_batch_size, micro_batch_tokens, cost)
+    if cut is None:
+        _refuse_unused(collate=collate, pad=pad, length=length, device=device)
     feed = None
     if cut is not None:
         own = collate_function(pad) if collate is None else None
@@ -94,7 +99,7 @@ def accumulator(
             collate=own or collate or collate_function(),
             length=length or default_length,
             padded=tuple(own.pad if own else ("input_ids",)) if capped else (),
-            device=torch.device(device) if device is not None else _device(model),
+            device=_device(device, model),
         )
     check = None
     if feed is not None and loss is not None and verify == "first":
@@ -119,7 +124,7 @@ def effective_batches(
     shuffle: bool = True,
     seed: int = 0,
     last: Last = "keep",
-    epochs: int = 1,
+    epochs: int | None = None,
     steps: int | None = None,
     workers: int = 0,
 ) -> EffectiveBatches:
@@ -133,7 +138,7 @@ def effective_batches(
         shuffle: Whether samples are shuffled (not those of an iterable).
         seed: Seed of the order; the order of an epoch depends on it and the epoch alone.
         last: ``"keep"`` or ``"drop"`` the last, partial effective batch of an epoch.
-        epochs: Epochs in one iteration.
+        epochs: Epochs in one iteration; 1 if neither this nor `steps` is given.
         steps: Optimizer steps in one iteration, in place of `epochs`.
         workers: Processes that read samples ahead.
 
@@ -174,8 +179,30 @@ def _cut(size: int | None, tokens: int | None, cost: Cost | None) -> Cut | None:
     return None if size is None else FixedCut(size=size)
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def _refuse_unused(**given: object) -> None:
+    """Refuse arguments that only an accumulator which cuts effective batches uses."""
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"accumulator({name}=...)",
+                expected="micro_batch_size or micro_batch_tokens beside it",
+                got="neither, so that the micro-batches are your own loop's",
+                remedy=f"Pass one of them and call step(batch), or leave {name} out.",
+            )
+
+
+def _device(device: torch.device | str | None, model: nn.Module) -> torch.device:
+    if device is None:
+        return next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"accumulator(device={device!r})",
+            expected="the name of a device",
+            got=str(error).splitlines()[0],
+            remedy='Pass "cpu" or "cuda", or leave device out: it is then where the model is.',
+        ) from error
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Literal, NoReturn
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.errors import LossError, NonFiniteError, PhaseError
@@ -49,6 +50,7 @@ class Engine:
     """Sums gradients and makes the update; the one holder of what is open.
 
     Args:
+        model: Whose parameters are trained, some of them or all.
         update: The optimizers and the clipping.
         schedulers: Moved once per update, and only then.
         sync: Agreement between ranks.
@@ -58,6 +60,7 @@ class Engine:
     def __init__(
         self,
         *,
+        model: nn.Module,
         update: Update,
         schedulers: Sequence[LRScheduler],
         sync: GradientSync,
@@ -65,7 +68,7 @@ class Engine:
     ) -> None:
         self._update, self._schedulers = update, tuple(schedulers)
         self._sync, self._nonfinite = sync, nonfinite
-        self._gradients = Gradients(update.optimizers)
+        self._gradients = Gradients(model, update.optimizers)
         self._done = Counters()
         self.phase = Phase.IDLE
         self.opened: Opened | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -15,24 +15,32 @@ class Gradients:
 
     Only these parameters receive gradients: a generator's pass through its discriminator leaves
     the discriminator's sums alone. Autograd can be told so (``inputs=``), which costs 4 % of a
-    small backward pass. So the graph of a micro-batch is searched for parameters of others, and
-    autograd is told only if there are any; a graph of as many nodes as the one before is not
-    searched again. One sum is watched for changes from outside; it stands for all, since another
-    backward, `zero_grad` or a rescaling changes it too.
+    small backward pass. So it is told where the model has trainable parameters that no optimizer
+    here holds. Else a loss can reach others only from outside the model, as when it closes over
+    a second one: the graph of a micro-batch is then searched for them, and a graph of as many
+    nodes as the one before is not searched again.
+
+    One sum and its parameter are watched for changes from outside; they stand for all, since
+    another backward, `zero_grad`, a rescaling or an `optimizer.step()` changes them too. (Fused
+    kernels of torch 2.13 do not count their changes, so a fused optimizer's step goes unnoticed.)
 
     Args:
+        model: Its parameters.
         optimizers: Their parameter groups are read anew for each effective batch, so parameters
             that were added or unfrozen in between take part.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._optimizers = tuple(optimizers)
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._model, self._optimizers = model, tuple(optimizers)
         self._parameters: list[Parameter] = []
         self._ids: list[int] = []
+        self._others: list[Parameter] = []  # parameters of the model beside these
+        self._shared = False  # some of those are trainable
         self._alone = True  # no other's parameter is in reach of the graph that was searched last
         self._last_node = self._nodes = 0  # number of its last node, and how many it has
-        # A parameter, its sum after the last micro-batch, and how often that was changed in place.
-        self._watched: tuple[Parameter, Tensor, int] | None = None
+        # A parameter and its sum after the last micro-batch, and how often each was changed in
+        # place by then.
+        self._watched: tuple[Parameter, Tensor, int, int] | None = None
 
     def clear(self) -> None:
         """Free the sums of every parameter, and note which parameters want one."""
@@ -44,6 +52,9 @@ class Gradients:
         ids = list(map(id, self._parameters))
         if ids != self._ids:
             self._ids, self._nodes = ids, 0
+            own = set(ids)
+            self._others = [p for p in self._model.parameters() if id(p) not in own]
+        self._shared = any(p.requires_grad for p in self._others)
 
     def free(self) -> None:
         """Free the sums."""
@@ -62,7 +73,7 @@ class Gradients:
         watched = self._parameters if self._watched is None else self._watched[:1]
         one = next((p for p in watched if p.grad is not None), None)
         if one is not None and one.grad is not None:
-            self._watched = one, one.grad, one.grad._version
+            self._watched = one, one.grad, one.grad._version, one._version
 
     def check(self) -> None:
         """Refuse sums that someone else changed since the last micro-batch.
@@ -73,8 +84,15 @@ class Gradients:
         if self._watched is None:
             changed = any(p.grad is not None for p in self._parameters)
         else:
-            one, total, version = self._watched
+            one, total, version, moved = self._watched
             changed = one.grad is not total or total._version != version
+            if one._version != moved:
+                raise PhaseError(
+                    "parameters in the middle of an effective batch",
+                    expected="no change before all its micro-batches are in",
+                    got="an optimizer.step(), or another change in place",
+                    remedy="Leave optimizer.step() and zero_grad() out; the accumulator steps.",
+                )
         if changed:
             raise PhaseError(
                 "gradient sums in the middle of an effective batch",
@@ -84,8 +102,21 @@ class Gradients:
             )
 
     def tensors(self) -> list[Tensor]:
-        """Return the sums that exist; a parameter that no loss has reached has none."""
-        return [p.grad for p in self._parameters if p.grad is not None]
+        """Return the sums that exist; a parameter that no loss has reached has none.
+
+        Returns:
+            Dense tensors that share memory with the sums: of a sparse one, whose rows are added
+            up here, the values.
+        """
+        found = []
+        for parameter in self._parameters:
+            if (total := parameter.grad) is None:
+                continue
+            if total.is_sparse:
+                parameter.grad = total = total.coalesce()
+                total = total.values()
+            found.append(total)
+        return found
 
     def _is_alone(self, total: Tensor) -> bool:
         """Return whether a graph reaches none but these parameters.
@@ -99,12 +130,17 @@ class Gradients:
         number: int = total.grad_fn._sequence_nr()
         nodes, self._last_node = number - self._last_node, number
         if nodes != self._nodes:
-            self._nodes, self._alone = nodes, not _reaches_others(total, set(self._ids))
-        return self._alone
+            self._nodes = nodes
+            self._alone = not _reaches_others(total, set(self._ids), shared=self._shared)
+        return self._alone and not self._shared
 
 
-def _reaches_others(total: Tensor, own: Collection[int]) -> bool:
-    """Return whether the graph of a loss has parameters that are not among these, by their ids."""
+def _reaches_others(total: Tensor, own: Collection[int], *, shared: bool) -> bool:
+    """Return whether the graph of a loss has parameters that are not among these, by their ids.
+
+    Raises:
+        PhaseError: A reentrant checkpoint hides what it reaches, and the model is `shared`.
+    """
     waiting = [total.grad_fn]
     seen = set(waiting)
     others = reentrant = False
@@ -120,7 +156,7 @@ def _reaches_others(total: Tensor, own: Collection[int]) -> bool:
                 reentrant = reentrant or following.name() == "CheckpointFunctionBackward"
             elif id(leaf) not in own:  # inputs that want a gradient are nobody's sums
                 others = others or isinstance(leaf, Parameter)
-    if others and reentrant:
+    if (others or shared) and reentrant:
         raise PhaseError(
             "backward through torch.utils.checkpoint(..., use_reentrant=True)",
             expected="a graph that shows which parameters it reaches",

@@ -13,7 +13,7 @@ from gradaccum.errors import ArgumentError, DataError
 from gradaccum.partition import by_length, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
 from gradaccum.reader import Unread, in_turn, reader_of
-from gradaccum.rng import data_order
+from gradaccum.rng import data_order, require_seed
 
 Last = Literal["keep", "drop"]
 
@@ -67,7 +67,7 @@ class EffectiveBatches:
         seed: Seed of the order.
         last: Whether a last, partial effective batch of an epoch makes a step (``"keep"``) or
             not (``"drop"``). One that is the only one of its epoch is kept in any case.
-        epochs: Epochs in one iteration.
+        epochs: Epochs in one iteration; 1 if neither this nor `steps` is given.
         steps: Optimizer steps in one iteration, over as many epochs as it takes, in place of
             `epochs`.
         workers: Processes that read samples; 0 reads them in this one. Of an `IterableDataset`
@@ -83,13 +83,21 @@ class EffectiveBatches:
         shuffle: bool = True,
         seed: int = 0,
         last: Last = "keep",
-        epochs: int = 1,
+        epochs: int | None = None,
         steps: int | None = None,
         workers: int = 0,
     ) -> None:
-        self.size = require_positive("size", size, call=f"effective_batches(size={size!r})")
-        self._epochs = require_positive("epochs", epochs)
-        self._steps = None if steps is None else require_positive("steps", steps)
+        self.size = _positive("size", size)
+        if epochs is not None and steps is not None:
+            raise ArgumentError(
+                f"effective_batches(epochs={epochs!r}, steps={steps!r})",
+                expected="one of the two",
+                got="both",
+                remedy="Leave one out; steps runs over as many epochs as it takes.",
+            )
+        self._epochs = _positive("epochs", 1 if epochs is None else epochs)
+        self._steps = None if steps is None else _positive("steps", steps)
+        require_seed(seed, call=f"effective_batches(seed={seed!r})")
         require_last(last, call="effective_batches")
         self._dataset, self._workers, self._last, self._seed = dataset, workers, last, seed
         self._map_style, self._shuffle = _is_map_style(dataset, workers), shuffle
@@ -297,3 +305,7 @@ def _is_map_style(dataset: Any, workers: int) -> bool:
             remedy="Pass workers=1, or an IterableDataset that shards itself by worker.",
         )
     return False
+
+
+def _positive(name: str, value: object) -> int:
+    return require_positive(name, value, call=f"effective_batches({name}={value!r})")

@@ -146,3 +146,22 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         """Return plain JSON values."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, int]) -> "Counters":
+        """Return the counts that `as_dict` returned.
+
+        Args:
+            values: One whole number of at least 0 for each count.
+
+        Returns:
+            The counts.
+
+        Raises:
+            ValueError: A count is missing, unknown or no such number.
+        """
+        if values.keys() != cls.__dataclass_fields__.keys():
+            raise ValueError(f"counts are {', '.join(cls.__dataclass_fields__)}")
+        if bad := {k: v for k, v in values.items() if type(v) is not int or v < 0}:
+            raise ValueError(f"not a count: {bad}")
+        return cls(**values)

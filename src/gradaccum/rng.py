@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from gradaccum.errors import ArgumentError
+
 
 @contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
@@ -40,3 +42,22 @@ def data_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
         ``(num_samples,)`` indices, a permutation.
     """
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
+
+
+def require_seed(seed: object, *, call: str) -> None:
+    """Refuse what no order can be drawn from.
+
+    Args:
+        seed: What the user passed.
+        call: What was called, in the user's spelling.
+
+    Raises:
+        ArgumentError: It is no whole number of at least 0.
+    """
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ArgumentError(
+            call,
+            expected="a whole number of at least 0",
+            got=repr(seed),
+            remedy="Pass seed=0, the default.",
+        )

@@ -9,7 +9,7 @@ from gradaccum.errors import ArgumentError
 from gradaccum.loader import Last, require_last
 from gradaccum.partition import by_length, fixed, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
-from gradaccum.rng import data_order
+from gradaccum.rng import data_order, require_seed
 
 
 class EffectiveBatchSampler(Sampler[list[int]]):
@@ -57,11 +57,15 @@ class EffectiveBatchSampler(Sampler[list[int]]):
             )
         self.accumulation_steps = size // micro_batch_size
         self.batch_size, self.drop_last = micro_batch_size, last == "drop"  # Accelerate reads both
+        require_seed(seed, call=f"EffectiveBatchSampler(seed={seed!r})")
         self._size, self._shuffle, self._seed, self._last = size, shuffle, seed, last
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next epoch. Without it each iteration takes the one after.
+        """Choose the order of the next epoch.
+
+        Without it, an epoch that was iterated over to its end is followed by the one after; one
+        that was left early comes again.
 
         Args:
             epoch: From 0.

@@ -29,7 +29,7 @@ class Update:
 
     def __post_init__(self) -> None:
         bound = self.max_grad_norm
-        if bound is not None and not bound > 0:
+        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
             raise ArgumentError(
                 f"max_grad_norm={bound!r}",
                 expected="a positive norm, or None for no clipping",

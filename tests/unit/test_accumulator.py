@@ -11,6 +11,7 @@ import gradaccum as ga
 from gradaccum.accumulator import Phase
 from gradaccum.errors import LossError, NonFiniteError, PhaseError
 from gradaccum.feed import Feed
+from gradaccum.outcome import Counters
 from gradaccum.partition import FixedCut
 from gradaccum.update import Update
 
@@ -435,7 +436,19 @@ def test_no_state_in_the_middle(parts):
         parts.accumulator.backward(summed(parts.model, rows))
 
 
-@pytest.mark.parametrize("state", [{}, {"a": 1}, {"counters": {"micro_steps": "x"}}, None])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"a": 1},
+        {"counters": {}},
+        {"counters": Counters().as_dict() | {"micro_steps": "x"}},
+        {"counters": Counters().as_dict() | {"samples": 2.9}},
+        {"counters": Counters().as_dict() | {"tokens": -5}},
+        {"counters": Counters().as_dict() | {"more": 1}},
+        None,
+    ],
+)
 def test_a_state_of_something_else_is_refused(parts, state):
     with pytest.raises(ValueError, match="returned"):
         parts.accumulator.load_state_dict(state)

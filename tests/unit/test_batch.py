@@ -121,3 +121,21 @@ def test_one_ahead_reads_one_ahead_and_holds_nothing_else():
         del item
         assert [ref() is not None for ref in made] == [k == place + 1 for k in range(len(made))]
     assert counts == [2, 3, 4, 4]
+
+
+def test_what_was_read_ahead_is_handed_out_before_an_error():
+    def items():
+        yield 1
+        yield 2
+        raise OSError("gone")
+
+    ahead = one_ahead(items())
+    assert [next(ahead), next(ahead)] == [(1, False), (2, False)]
+    with pytest.raises(OSError, match="gone"):
+        next(ahead)
+
+
+def test_a_batch_of_one_is_no_sample():
+    with pytest.raises(ArgumentError, match=r"got shape \(1, 5\)") as caught:
+        default_length({"input_ids": torch.zeros(1, 5)})
+    assert "return_tensors" in caught.value.remedy

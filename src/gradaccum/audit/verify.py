@@ -5,6 +5,7 @@ numbers: is the loss of two samples a sum of what each contributes, whoever the 
 layers in evaluation mode: is it the sum of their losses one by one?
 """
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gradaccum.batch import EffectiveBatch, LengthFunction, common_size, default_length
+from gradaccum.errors import GradaccumError
 from gradaccum.loss import Terms, checked_terms
 from gradaccum.protocols import LossFunction
 from gradaccum.rng import preserved
@@ -60,15 +62,28 @@ class Verify:
             return
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         with preserved(device), _unchanged(self.model):
-            try:
-                with torch.no_grad():
-                    message = self._message(effective, chosen)
-            except RuntimeError:  # a loss may need gradients inside, as a gradient penalty does
-                message = self._message(effective, chosen)
+            message = self._message(effective, chosen)
         if message:
             warnings.warn(message, CutInvarianceWarning, stacklevel=3)
 
     def _message(self, effective: EffectiveBatch, chosen: list[int]) -> str | None:
+        try:
+            try:
+                with torch.no_grad():
+                    return self._found(effective, chosen)
+            except RuntimeError:  # a loss may need gradients inside, as a gradient penalty does
+                return self._found(effective, chosen)
+        except GradaccumError:  # nothing that the step itself would not refuse
+            raise
+        except Exception as error:  # whatever a user's loss may raise
+            return (
+                "Whether samples interact could not be seen on two of them: the loss raises "
+                f"{type(error).__name__}: {error} If it compares samples with each other, the "
+                "update will depend on how the effective batch is cut. "
+                'verify="never" leaves this look out.'
+            )
+
+    def _found(self, effective: EffectiveBatch, chosen: list[int]) -> str | None:
         pair = self.micro_batch(effective, chosen)
         return self._interaction(pair) or self._sums(effective, chosen, pair)
 
@@ -106,8 +121,7 @@ class Verify:
                 return (
                     f"Samples interact in {where}: what one adds to the loss of a micro-batch "
                     "depends on the others in it. The update will depend on how the effective "
-                    "batch is cut; on a small ResNet with BatchNorm the gradient was 36% off the "
-                    f"full batch's. {_remedy(where)}"
+                    f"batch is cut. {_remedy(where)}"
                 )
         return None
 
@@ -182,6 +196,8 @@ class Verify:
 
     def _loss(self, micro: Any) -> Terms:
         torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        np.random.seed(_SEED)
         return checked_terms(self.loss(self.model, micro), call="loss(model, micro_batch)")
 
     def _totals(self, micro: Any) -> Totals:
@@ -210,7 +226,10 @@ def _same(one: Any, other: Any) -> bool:
 
 def _remedy(where: str) -> str:
     if "BatchNorm" in where:
-        return "Use GroupNorm or LayerNorm, or train with this layer in evaluation mode."
+        return (
+            "On a small ResNet with BatchNorm the gradient was 36% off the full batch's. "
+            "Use GroupNorm or LayerNorm, or train with this layer in evaluation mode."
+        )
     return "Make it treat each sample by itself, or let one micro-batch hold all samples."
 
 

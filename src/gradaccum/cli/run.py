@@ -65,7 +65,7 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         settings.effective_batch,
         lengths=recipe.lengths,
         seed=settings.seed,
-        epochs=settings.epochs or 1,
+        epochs=settings.epochs,
         steps=settings.steps,
     )
     accumulator = ga.accumulator(

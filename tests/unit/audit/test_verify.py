@@ -15,6 +15,12 @@ from gradaccum.batch import effective_batch
 from gradaccum.errors import LossError
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Weights that are drawn so near to zero that nothing shows would be no fault."""
+    torch.manual_seed(0)
+
+
 def squares(model, x):
     return ga.Loss.of(model(x).square())
 
@@ -367,3 +373,32 @@ def test_no_warning_for_a_layer_with_the_batch_second(length):
         return ga.Loss.of(model(x).square().sum((1, 2)))
 
     ga.accumulator(model, optimizer, loss, micro_batch_size=2).step(torch.randn(5, length, 2))
+
+
+@pytest.mark.parametrize(
+    ("total", "told_of"),
+    [
+        (lambda y: y.flatten().topk(3).values.sum(), "RuntimeError"),
+        (lambda y: y.view(-1, 5).sum(1).square().sum(), "RuntimeError"),
+        (lambda y: y.sum() + dict.fromkeys([5], 0)[len(y)], "KeyError"),
+    ],
+)
+def test_a_loss_over_groups_still_trains(total, told_of):
+    def loss(model, x):
+        return ga.Loss(total(model(x)), len(x))
+
+    message = told(nn.Linear(8, 1), loss, samples=10, size=5)
+    assert "could not be seen on two" in message
+    assert told_of in message
+    assert 'verify="never"' in message
+
+
+def test_no_warning_for_numbers_that_python_and_numpy_draw():
+    def loss(model, x):
+        factor = random.choice([0.5, 1.0]) * np.random.uniform(0.5, 1.5)
+        return ga.Loss.of(model(x * factor).square())
+
+    for seed in range(4):
+        random.seed(seed)
+        np.random.seed(seed)
+        run(nn.Linear(8, 1), loss)
