@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from gradaccum import __version__
 from gradaccum.cli.train import train
@@ -45,11 +46,10 @@ def main() -> None:
     try:
         app()()
     except GradaccumError as error:
-        Console(stderr=True).print(f"[bold red]error[/] {_escaped(str(error))}", highlight=False)
+        told = Text.assemble(("error", "bold red"), " ", str(error))  # no markup and no emoji in it
+        Console(stderr=True).print(told, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C, without a word
+            Console(stderr=True).print("interrupted")
+        raise

@@ -91,7 +91,11 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    write(aside)
+    try:
+        write(aside)
+    except BaseException:  # Ctrl-C as well
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     aside.rename(path)
 
 

@@ -1,20 +1,22 @@
 """The one training loop: a recipe in, a run folder out."""
 
 import platform
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 import gradaccum as ga
 from gradaccum.cli.folder import choose_folder, write_config, write_folder, write_json, write_text
 from gradaccum.cli.stop import stop_on_interrupt
 from gradaccum.cli.targets import Build
-from gradaccum.errors import ArgumentError
+from gradaccum.errors import ArgumentError, DataError
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.schedule import scheduler
 from gradaccum.recipes.settings import Settings
@@ -34,6 +36,7 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
 
     Raises:
         ArgumentError: The factory returned no recipe.
+        DataError: Nothing in the held-out samples carries weight.
     """
     console = Console()
     folder = choose_folder(out, settings.recipe)
@@ -79,17 +82,27 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         collate=recipe.collate,
         pad=recipe.pad,
     )
-    first = accumulator.evaluate(list(recipe.held_out)).loss
+    before = accumulator.evaluate(list(recipe.held_out))
+    if before.weight == 0:
+        raise DataError(
+            f"train {settings.recipe}",
+            expected="held-out samples with something to predict",
+            got=f"{before.samples} of them, in which no token carries weight",
+            remedy="Give more data, so that more of it is held out; or another --seed.",
+        )
+    first = before.loss
     console.print(_summary(recipe, settings, steps=len(batches), folder=folder))
     console.print(_looked(0, first, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder / "config.toml", settings, _versions())
+    finish = partial(_finish, folder, recipe, console, first=first, accumulator=accumulator)
     try:
         with JsonLines(folder / "metrics.jsonl") as metrics:
-            _loop(accumulator, batches, recipe, metrics, console)
-    finally:  # an error in training loses nothing of what was learnt before it
-        last = accumulator.evaluate(list(recipe.held_out)).loss
-        _finish(folder, recipe, console, first=first, last=last, accumulator=accumulator)
+            stopped = _loop(accumulator, batches, recipe, metrics, console)
+    except Exception:  # loses nothing of what was learnt before it; a second Ctrl-C is none
+        finish(stopped=True)
+        raise
+    finish(stopped=stopped)
 
 
 def _loop(
@@ -98,19 +111,20 @@ def _loop(
     recipe: Recipe,
     metrics: JsonLines,
     console: Console,
-) -> None:
-    """Make one optimizer step after the other, until the end or Ctrl-C."""
+) -> bool:
+    """Make one optimizer step after the other, until the end or Ctrl-C; return which it was."""
     total = len(batches)
-    every = max(1, total // (_LOOKS + 1))
+    every = ceil(total / (_LOOKS + 1))
     with stop_on_interrupt() as stop:
         for done, batch in enumerate(ga.track(batches, accumulator, console=console), start=1):
             metrics.write(accumulator.step(batch))
             if stop.asked:
                 console.print(f"stopped after {done} of {total} effective batches; saving")
-                break
+                return True
             if done % every == 0 and total - done >= every:
                 loss = accumulator.evaluate(list(recipe.held_out)).loss
                 console.print(_looked(accumulator.counters.optimizer_steps, loss, recipe))
+    return False
 
 
 def _finish(
@@ -119,25 +133,27 @@ def _finish(
     console: Console,
     *,
     first: float,
-    last: float,
     accumulator: ga.Accumulator,
+    stopped: bool,
 ) -> None:
     """Save what was learnt, and show it."""
+    if recipe.save is not None:
+        write_folder(folder / "model", recipe.save)
+    last = accumulator.evaluate(list(recipe.held_out)).loss
     counters = accumulator.counters
     console.print(_looked(counters.optimizer_steps, last, recipe))
     result: dict[str, Any] = {
-        "held_out_loss": {"first": first, "last": last if isfinite(last) else None}
+        "stopped": stopped,
+        "held_out_loss": {"first": _finite(first), "last": _finite(last)},
     }
     if recipe.baseline is not None:
         result["baseline"] = dict([recipe.baseline])
     write_json(folder / "result.json", result | {"counters": counters.as_dict()})
-    if recipe.save is not None:
-        write_folder(folder / "model", recipe.save)
     if recipe.show is not None:
         text = recipe.show()
         write_text(folder / "sample.txt", text + "\n")
-        console.print(Panel(text.replace("[", r"\["), title="what it learnt", title_align="left"))
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+        console.print(Panel(Text(text), title="what it learnt", title_align="left"))
+    console.print(Text(f"run folder: {folder}"), soft_wrap=True)
 
 
 def _summary(recipe: Recipe, settings: Settings, *, steps: int, folder: Path) -> Table:
@@ -162,8 +178,12 @@ def _summary(recipe: Recipe, settings: Settings, *, steps: int, folder: Path) ->
         ("optimizer steps", f"{steps:,}"),
         ("run folder", str(folder)),
     ):
-        table.add_row(f"[bold]{name}[/]", value)
+        table.add_row(Text(name, style="bold"), Text(value))
     return table
+
+
+def _finite(loss: float) -> float | None:
+    return loss if isfinite(loss) else None  # JSON has no NaN
 
 
 def _looked(step: int, loss: float, recipe: Recipe) -> str:

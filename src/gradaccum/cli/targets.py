@@ -64,6 +64,8 @@ def _whole_path(key: str, value: str) -> str:
     Data is always a path or a pattern of paths; a model or a tokenizer that is not there is a
     name on a hub.
     """
+    if not value:  # as of an unset variable: not the current folder
+        return value
     path = Path(value)
     return str(path.absolute()) if key == "data" or path.exists() else value
 

@@ -52,7 +52,10 @@ def train(
         Scheduler | None, typer.Option(help="Course of the learning rate after warm-up.")
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(help="Optimizer steps of rising learning rate.")
+        int | None,
+        typer.Option(
+            help="Optimizer steps of rising learning rate; else 20, or half of a short run."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
     device: Annotated[

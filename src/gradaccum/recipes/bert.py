@@ -39,7 +39,7 @@ def build(settings: Settings) -> Recipe:
         ArgumentError: The tokenizer has no mask token.
     """
     torch.manual_seed(settings.seed)
-    default = None if settings.data else stdlib.docstrings()
+    default = None if settings.data is not None else stdlib.docstrings()
     data = corpus(settings, texts_of(settings, default), vocab_size=_VOCABULARY)
     tokenizer = data.tokenizer
     if tokenizer.mask_token_id is None:
@@ -121,7 +121,12 @@ class Masked:
 def _model(settings: Settings, tokenizer: Any) -> Any:
     transformers = import_extra("transformers", call="the recipe 'bert'")
     if settings.model is not None:
-        return load_pretrained("AutoModelForMaskedLM", settings.model)
+        return load_pretrained(
+            "AutoModelForMaskedLM",
+            settings.model,
+            tokenizer=tokenizer,
+            max_length=settings.max_length,
+        )
     return transformers.BertForMaskedLM(
         transformers.BertConfig(
             vocab_size=len(tokenizer),

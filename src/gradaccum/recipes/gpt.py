@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from gradaccum.errors import ArgumentError
 from gradaccum.loss import Loss, losses
 from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
 from gradaccum.recipes.settings import Settings
@@ -33,7 +32,7 @@ def build(settings: Settings) -> Recipe:
         Its parts.
     """
     torch.manual_seed(settings.seed)
-    default = None if settings.data else stdlib.functions()
+    default = None if settings.data is not None else stdlib.functions()
     data = corpus(settings, texts_of(settings, default), vocab_size=_VOCABULARY)
     device = chosen_device(settings)
     model = _model(settings, data.tokenizer).to(device).train()
@@ -86,15 +85,12 @@ def _samples(sequences: Sequence[list[int]]) -> list[dict[str, torch.Tensor]]:
 def _model(settings: Settings, tokenizer: Any) -> Any:
     transformers = import_extra("transformers", call="the recipe 'gpt'")
     if settings.model is not None:
-        model = load_pretrained("AutoModelForCausalLM", settings.model)
-        if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
-            raise ArgumentError(
-                f"--model {settings.model} --tokenizer {settings.tokenizer}",
-                expected=f"a tokenizer of at most {rows} tokens, as the model embeds",
-                got=f"{len(tokenizer)} tokens",
-                remedy="Leave --tokenizer out to use the model's own.",
-            )
-        return model
+        return load_pretrained(
+            "AutoModelForCausalLM",
+            settings.model,
+            tokenizer=tokenizer,
+            max_length=settings.max_length,
+        )
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=len(tokenizer),

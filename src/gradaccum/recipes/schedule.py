@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gradaccum.recipes.settings import Settings
 
+_WARMUP = 20
 _FLOOR = 0.1  # share of the peak that a cosine ends at
 
 
@@ -21,7 +22,7 @@ def scheduler(optimizer: Optimizer, settings: Settings, *, steps: int) -> Lambda
     Returns:
         The scheduler.
     """
-    warmup = min(settings.warmup, steps // 2)
+    warmup = min(_WARMUP, steps // 2) if settings.warmup is None else settings.warmup
 
     def factor(step: int) -> float:
         if step < warmup:

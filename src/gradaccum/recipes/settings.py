@@ -32,7 +32,8 @@ class Settings(BaseModel):
         weight_decay: Of AdamW, for matrices.
         max_grad_norm: Bound on the norm of the gradient.
         scheduler: Course of the learning rate after the warm-up.
-        warmup: Optimizer steps in which the learning rate rises to its peak.
+        warmup: Optimizer steps in which the learning rate rises to its peak; by default 20, or
+            half of a shorter run.
         seed: Of the weights, the data order and all that is random.
         device: Where to train, ``"cpu"`` or ``"cuda"``; by default an accelerator if there is one.
     """
@@ -54,7 +55,7 @@ class Settings(BaseModel):
     weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False)
     max_grad_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
     scheduler: Scheduler = "cosine"
-    warmup: int = Field(20, ge=0)
+    warmup: int | None = Field(None, ge=0)
     seed: int = Field(0, ge=0)
     device: str | None = None
 
@@ -62,7 +63,7 @@ class Settings(BaseModel):
     def _one_of_each(self) -> Self:
         for one, other in (("micro_batch_size", "micro_batch_tokens"), ("steps", "epochs")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ValueError(f"{one} and {other} exclude each other: give one of the two")
+                raise ValueError(f"one of {one} and {other}, not both")
         return self
 
 

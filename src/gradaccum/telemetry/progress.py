@@ -49,10 +49,17 @@ def track(
     display = _Live(console, total) if console.is_terminal else _Lines(console, total)
     pace = _Pace()
     with display:
+        shown: StepReport | None = None
         for done, item in enumerate(batches, start=1):
-            yield item
-            report = None if accumulator is None else accumulator.report
-            display.show(done, _facts(report, pace))
+            went_on = False
+            try:
+                yield item
+                went_on = True
+            finally:
+                report = None if accumulator is None else accumulator.report
+                if went_on or report is not shown:  # on a break: the step before it, if any
+                    display.show(done, _facts(report, pace))
+                    shown = report
 
 
 def _length(batches: Iterable[Any]) -> int | None:
@@ -118,7 +125,8 @@ class _Live:
             def get_renderables(self) -> Iterator[Any]:
                 yield self.make_tasks_table(self.tasks)
                 for task in self.tasks:
-                    yield Text(f"  {task.fields['facts']}", style="dim", overflow="ellipsis")
+                    facts = f"  {task.fields['facts']}"
+                    yield Text(facts, style="dim", no_wrap=True, overflow="ellipsis")
 
         self._bar = TwoLines(
             TextColumn("optimizer step"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,7 +198,22 @@ def test_ctrl_c_saves_what_was_learnt(text, tmp_path):
     assert "saving" in printed
     done = json.loads((out / "result.json").read_text())["counters"]["optimizer_steps"]
     assert done == len(lines(out)) < 100_000
+    assert json.loads((out / "result.json").read_text())["stopped"] is True
     AutoModelForCausalLM.from_pretrained(out / "model")
+
+
+def test_a_second_ctrl_c_ends_it_at_once(gradaccum, tmp_path, monkeypatch):
+    """The second comes while the step runs that was to be the last."""
+    (tmp_path / "twice.py").write_text(
+        FACTORY.replace("def loss(model, micro):", "def loss(model, micro):\n        interrupt()")
+        + INTERRUPTS
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--effective-batch", 8, "--micro-batch-size", 8, "--epochs", 1, "--out", "out"]
+    done = gradaccum("train", "twice:build", *arguments)
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.toml", "metrics.jsonl"}
 
 
 BAD = {
@@ -208,7 +224,7 @@ BAD = {
     "broken line": (["gpt", "--data", "broken.jsonl"], "line 2"),
     "too little": (["gpt", "--data", "short.txt"], "at least 10 samples"),
     "no such device": (["gpt", "--data", "words.txt", "--device", "cuda:9"], "device"),
-    "two sizes": (["gpt", "--micro-batch-size", "2", "--micro-batch-tokens", "9"], "exclude"),
+    "two sizes": (["gpt", "--micro-batch-size", "2", "--micro-batch-tokens", "9"], "not both"),
     "zero": (["gpt", "--effective-batch", "0"], "effective_batch"),
     "sample too large": (
         ["gpt", "--data", "words.txt", "--max-length", "24", "--micro-batch-tokens", "9"],
@@ -219,7 +235,9 @@ BAD = {
     "no recipe": (["none.toml"], "recipe ="),
     "no such module": (["nowhere:build"], "nowhere"),
     "infinite norm": (["gpt", "--max-grad-norm", "inf"], "max_grad_norm"),
-    "no size": (["mine:build"], "--micro-batch-size"),
+    "an emoji in words": (["nowhere:key:factory"], "nowhere:key:factory"),
+    "no data named": (["gpt", "--data", ""], "no such file"),
+    "no size": (["twice:build"], "--micro-batch-size"),
     "no model": (["gpt", "--data", "words.txt", "--model", "./nowhere"], "nowhere"),
 }
 
@@ -304,6 +322,74 @@ def build(settings):
 def wrong(settings):
     return None
 """
+
+
+INTERRUPTS = """
+import signal
+
+def interrupt():
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # training is under way
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_the_model_outlives_a_text_that_cannot_be_shown(gradaccum, tmp_path, monkeypatch):
+    factory = FACTORY.replace(
+        "held_out=samples[40:]",
+        "held_out=samples[40:], show=lambda: 'd[1:key:2] [red]x', save=lambda p: None",
+    )
+    (tmp_path / "shown.py").write_text(factory)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--effective-batch", 16, "--micro-batch-size", 5, "--steps", 1, "--out", "out"]
+    done = gradaccum("train", "shown:build", *arguments)
+    assert "d[1:key:2] [red]x" in done.stdout
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["stopped"] is False
+
+
+def test_held_out_samples_that_weigh_nothing_are_refused_before_training(
+    gradaccum, tmp_path, monkeypatch
+):
+    factory = FACTORY.replace(
+        "return ga.losses.mse_loss(model(micro[0]), micro[1])",
+        "return ga.Loss(model(micro[0]).sum() * 0, 0)",
+    )
+    (tmp_path / "weightless.py").write_text(factory)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--effective-batch", 16, "--micro-batch-size", 5, "--steps", 1, "--out", "out"]
+    done = gradaccum("train", "weightless:build", *arguments)
+    assert done.returncode == 2
+    assert "held-out samples with something to predict" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_that_is_not_finite_at_first_loses_no_model(gradaccum, tmp_path, monkeypatch):
+    factory = FACTORY.replace("randn(50, 3)", "randn(50, 3); x[45] = float('inf')").replace(
+        "held_out=samples[40:]", "held_out=samples[40:], save=lambda p: None"
+    )
+    (tmp_path / "infinite.py").write_text(factory)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--effective-batch", 16, "--micro-batch-size", 5, "--steps", 1, "--out", "out"]
+    assert gradaccum("train", "infinite:build", *arguments).returncode == 0
+    assert (tmp_path / "out" / "model").exists()
+    losses = json.loads((tmp_path / "out" / "result.json").read_text())["held_out_loss"]
+    assert losses == {"first": None, "last": None}
+
+
+def test_a_model_that_cannot_read_the_samples_is_refused(gradaccum, run, text, tmp_path):
+    model = run[0] / "model"
+    arguments = ["train", "gpt", "--data", text, "--model", model, "--out", tmp_path / "out"]
+    done = gradaccum(*arguments, "--max-length", 25)
+    assert done.returncode == 2
+    assert "--max-length 24" in done.stderr
+    larger = tmp_path / "larger"
+    shutil.copytree(model, larger)
+    tokenizer = AutoTokenizer.from_pretrained(larger)
+    tokenizer.add_tokens(["oneword", "another"])
+    tokenizer.save_pretrained(larger)
+    done = gradaccum(*arguments, "--max-length", 24, "--tokenizer", larger)
+    assert done.returncode == 2
+    assert "as the model embeds" in done.stderr
 
 
 def test_a_factory_of_your_own(gradaccum, tmp_path, monkeypatch):

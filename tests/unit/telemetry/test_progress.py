@@ -83,3 +83,23 @@ def test_json_lines_are_on_disk_at_once(tmp_path):
     assert '"epoch": 1' in line
     assert '"padding": 0.09' in line
     assert path.read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_break_after_a_step_shows_it(terminal):
+    source = SimpleNamespace(report=None)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=160)
+    for item in ga.track([1, 2, 3, 4, 5], source, console=console):
+        source.report = report(optimizer_step=item, loss=float(item))
+        if item == 3:
+            break
+    text = console.file.getvalue()
+    assert "3/5" in text
+    assert "loss 3.0000" in text
+
+
+def test_facts_stay_on_one_line():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60)
+    list(ga.track([1], SimpleNamespace(report=report()), console=console))
+    assert "padding" not in console.file.getvalue()
+    assert "\u2026" in console.file.getvalue()
