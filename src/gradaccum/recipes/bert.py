@@ -23,7 +23,7 @@ DEFAULTS = MappingProxyType(
 )
 _VOCABULARY = 2048
 _SHARE = 0.15  # of tokens to be predicted, as in BERT (arXiv:1810.04805)
-_SHOWN = 4
+_SHOWN, _SHOWN_TOKENS = 4, 60
 
 
 def build(settings: Settings) -> Recipe:
@@ -154,8 +154,12 @@ def _fill(model: Any, tokenizer: Any, samples: Masked) -> str:
         hidden = (ids == tokenizer.mask_token_id).cpu()
         filled = torch.where(hidden, best.argmax(-1).cpu(), sample["input_ids"])
         right = (filled == sample["labels"])[hidden].sum()
-        before = tokenizer.decode(sample["input_ids"][:60])
-        after = tokenizer.decode(filled[:60])
+        before, after = (_line(tokenizer, ids) for ids in (sample["input_ids"], filled))
         shown.append(f"{before}\n-> {after}\n   ({right} of {hidden.sum()} right)")
     model.train()
     return "\n\n".join(shown)
+
+
+def _line(tokenizer: Any, ids: torch.Tensor) -> str:
+    """Return the start of a text on one line."""
+    return " ".join(tokenizer.decode(ids[:_SHOWN_TOKENS]).split())

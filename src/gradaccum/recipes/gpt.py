@@ -19,6 +19,7 @@ from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3, "micro_batch_tokens": 2048})
 _VOCABULARY = 2048
 _PROMPT = "def "
+_PROMPT_TOKENS = 4  # of a held-out text, where the user brings their own
 _SHOWN = 120  # tokens of a sample of what was learnt
 
 
@@ -37,6 +38,10 @@ def build(settings: Settings) -> Recipe:
     device = chosen_device(settings)
     model = _model(settings, data.tokenizer).to(device).train()
 
+    prompt = data.tokenizer(_PROMPT, add_special_tokens=False)["input_ids"]
+    if settings.data is not None:
+        prompt = data.held_out[0][:_PROMPT_TOKENS]
+
     return Recipe(
         model=model,
         loss=loss,
@@ -47,7 +52,7 @@ def build(settings: Settings) -> Recipe:
         pad={"input_ids": _filler(data.tokenizer), "labels": -100},
         baseline=("unigram entropy", unigram_entropy(data.held_out, skip_first=True)),
         save=partial(save_pretrained, model, data.tokenizer),
-        show=lambda: _generate(model, data.tokenizer, settings.seed),
+        show=lambda: _generate(model, data.tokenizer, prompt, settings.seed),
     )
 
 
@@ -109,10 +114,10 @@ def _model(settings: Settings, tokenizer: Any) -> Any:
 
 
 @torch.no_grad()
-def _generate(model: Any, tokenizer: Any, seed: int) -> str:
-    """Return a function as the model would go on from ``def``, drawn with a seed."""
+def _generate(model: Any, tokenizer: Any, prompt: Sequence[int], seed: int) -> str:
+    """Return a text as the model would go on from a prompt, drawn with a seed."""
     torch.manual_seed(seed)
-    ids = torch.tensor([tokenizer(_PROMPT, add_special_tokens=False)["input_ids"]])
+    ids = torch.tensor([prompt])
     model.eval()
     out = model.generate(
         ids.to(model.device),

@@ -79,6 +79,6 @@ def corpus(settings: Settings, texts: Sequence[str], *, vocab_size: int) -> Corp
             f"--data {settings.data}",
             expected="at least 10 samples, one of them to be held out",
             got=f"{len(train)} of at most {settings.max_length} tokens",
-            remedy="Give more text, or a smaller max_length to cut it into more samples.",
+            remedy="Give more text, or a smaller --max-length to cut it into more samples.",
         )
     return Corpus(tokenizer=tokenizer, train=train, held_out=rest)

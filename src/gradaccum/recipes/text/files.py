@@ -3,6 +3,7 @@
 import glob
 import os
 from pathlib import Path
+from shlex import quote
 
 from gradaccum.errors import ArgumentError, DataError
 from gradaccum.recipes.text.plain import CODE_SUFFIXES, PROSE_SUFFIXES, read_plain
@@ -39,14 +40,14 @@ def read_texts(source: str | Path, *, text_field: str | None = None) -> list[str
             error names the file, and the line or row.
         ArgumentError: ``text_field`` is given but no file is a table.
     """
-    call = f"read_texts({str(source)!r})"
+    call = f"--data {quote(str(source))}"
     paths = _find(source, call)
     if text_field is not None and not any(_is_table(path) for path in paths):
         raise ArgumentError(
-            f"read_texts({str(source)!r}, text_field={text_field!r})",
+            f"{call} --text-field {quote(text_field)}",
             expected="a table (.jsonl, .csv or .parquet)",
             got="plain text files only, which have no fields",
-            remedy="Leave text_field out.",
+            remedy="Leave --text-field out.",
         )
     texts: list[str] = []
     for path in paths:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from shlex import quote
 
 from gradaccum.errors import DataError
 
@@ -46,7 +47,7 @@ def decode(path: Path) -> str:
         DataError: It cannot be opened, or is not UTF-8, or has a zero byte in it, which only
             binary files have.
     """
-    call = f"read_texts({str(path)!r})"
+    call = f"--data {quote(str(path))}"
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")

@@ -70,6 +70,7 @@ def csv_rows(text: str, call: str) -> Iterator[tuple[int, Record]]:
     for number, cells in _cells(text, call):
         if not header:
             header = cells
+            _check_header(header, call)
         elif len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
         else:
@@ -79,6 +80,17 @@ def csv_rows(text: str, call: str) -> Iterator[tuple[int, Record]]:
                 got=str(len(cells)),
                 remedy='Correct the line; a cell with a comma in it needs quotes: "a, b".',
             )
+
+
+def _check_header(header: list[str], call: str) -> None:
+    separator = next((mark for mark in ";\t" if mark in header[0]), None)
+    if len(header) == 1 and separator is not None:
+        raise DataError(
+            call,
+            expected="cells with commas between them",
+            got=f"the header {header[0]!r}, in which {separator!r} seems to stand for the comma",
+            remedy="Write the table anew with commas, or as .jsonl.",
+        )
 
 
 def _cells(text: str, call: str) -> list[tuple[int, list[str]]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 
 from gradaccum.errors import DataError
 from gradaccum.recipes.text.plain import decode
@@ -23,7 +24,7 @@ def read_table(path: Path, text_field: str | None) -> list[str]:
         The texts, blank ones included, in the order of the file. A broken file, a field that is
         not there or not known, or a value that is no text gives a DataError.
     """
-    call = f"read_texts({str(path)!r})"
+    call = f"--data {quote(str(path))}"
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         # Closed: after an error, its traceback would keep the generator and its folder alive.
@@ -48,7 +49,7 @@ def _column(
                 f"{call}, {unit} {number}",
                 expected=f"a text in the field {field!r}",
                 got="half of a surrogate pair" if isinstance(text, str) else got,
-                remedy=f"Correct or remove the {unit}, or choose another text_field.",
+                remedy=f"Correct or remove the {unit}, or choose another --text-field.",
             )
         texts.append(text)
     return texts
@@ -66,7 +67,7 @@ def _choose(record: Record, text_field: str | None, call: str) -> str:
         call,
         expected=f"a field {wanted!r}{other}",
         got=f"the fields {', '.join(map(repr, record))}",
-        remedy="Name the one that holds the text: text_field=...",
+        remedy="Name the one that holds the text: --text-field NAME.",
     )
 
 

@@ -1,5 +1,6 @@
 import csv
 import json
+import shlex
 import socket
 import sys
 import tempfile
@@ -135,8 +136,8 @@ def table(folder, suffix, columns):
 def test_no_field_to_choose_is_an_error(tmp_path, suffix, columns, text_field, wanted):
     path = table(tmp_path, suffix, columns)
     assert message(path, text_field=text_field) == (
-        f"read_texts({str(path)!r}): expected a field {wanted}, got the fields 'a', 'b'. "
-        "Name the one that holds the text: text_field=..."
+        f"--data {path}: expected a field {wanted}, got the fields 'a', 'b'. "
+        "Name the one that holds the text: --text-field NAME."
     )
 
 
@@ -203,7 +204,7 @@ def test_a_pattern_takes_every_file_that_matches(tmp_path):
 def test_nothing_at_the_path(tmp_path):
     path = tmp_path / "no.txt"
     assert message(path) == (
-        f"read_texts({str(path)!r}): expected a file, a folder or a glob pattern, "
+        f"--data {path}: expected a file, a folder or a glob pattern, "
         "got no such file. Correct the path."
     )
 
@@ -212,13 +213,13 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch):
     write(tmp_path / "a.txt", "a")
     monkeypatch.chdir(tmp_path)
     assert read_texts(".") == ["a"]
-    assert message("").startswith("read_texts(''): expected a file, a folder or a glob pattern")
+    assert message("").startswith("--data '': expected a file, a folder or a glob pattern")
 
 
 def test_a_pattern_without_a_match(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     assert message(f"{tmp_path}/*.txt") == (
-        f"read_texts('{tmp_path}/*.txt'): expected a pattern that matches files, "
+        f"--data '{tmp_path}/*.txt': expected a pattern that matches files, "
         "got no such file. Correct the pattern."
     )
 
@@ -226,7 +227,7 @@ def test_a_pattern_without_a_match(tmp_path):
 def test_a_folder_without_a_known_file(tmp_path):
     write(tmp_path / "picture.png", b"\x89PNG")
     assert message(tmp_path) == (
-        f"read_texts({str(tmp_path)!r}): expected text (.txt, .md, .rst), source code, .jsonl, "
+        f"--data {tmp_path}: expected text (.txt, .md, .rst), source code, .jsonl, "
         ".csv or .parquet in the folder, got no such file. "
         "Add such files, or name others with a pattern such as 'folder/*'."
     )
@@ -237,7 +238,7 @@ def test_a_folder_without_a_known_file(tmp_path):
 def test_an_empty_file(tmp_path, name, content):
     path = write(tmp_path / name, content)
     assert message(path) == (
-        f"read_texts({str(path)!r}): expected at least one text, "
+        f"--data {path}: expected at least one text, "
         "got nothing but white space in the file. Pass a source with text in it."
     )
 
@@ -252,7 +253,7 @@ def test_tables_without_rows(tmp_path):
 def test_text_that_is_not_utf8(tmp_path, name):
     path = write(tmp_path / name, "caf\xe9 noir".encode("latin-1"))
     assert message(path) == (
-        f"read_texts({str(path)!r}): expected UTF-8 text, got byte 0xe9 at offset 3 (invalid "
+        f"--data {path}: expected UTF-8 text, got byte 0xe9 at offset 3 (invalid "
         "continuation byte). Convert it to UTF-8 (iconv -f ... -t utf-8), or leave the file out."
     )
 
@@ -261,7 +262,7 @@ def test_text_that_is_not_utf8(tmp_path, name):
 def test_binary(tmp_path, name):
     path = write(tmp_path / name, b"\x01\x02\x00\x03")
     assert message(path) == (
-        f"read_texts({str(path)!r}): expected UTF-8 text, "
+        f"--data {path}: expected UTF-8 text, "
         "got a zero byte at offset 2: a binary file. Leave the file out, or convert it to text."
     )
 
@@ -269,15 +270,14 @@ def test_binary(tmp_path, name):
 def test_a_broken_file_in_a_folder_is_named(tmp_path):
     write(tmp_path / "a.txt", "fine")
     path = write(tmp_path / "b.txt", b"\xff")
-    assert message(tmp_path).startswith(f"read_texts({str(path)!r}): expected UTF-8 text")
+    assert message(tmp_path).startswith(f"--data {path}: expected UTF-8 text")
 
 
 def test_a_file_that_cannot_be_opened(tmp_path):
     path = tmp_path / "a.txt"
     path.symlink_to(tmp_path / "gone.txt")
     assert message(tmp_path) == (
-        f"read_texts({str(path)!r}): expected a readable file, got No such file or directory. "
-        "Check the file."
+        f"--data {path}: expected a readable file, got No such file or directory. Check the file."
     )
 
 
@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_opened(tmp_path):
 def test_a_broken_line(tmp_path, name, line, got):
     path = write(tmp_path / name, '{"text": "a"}\n\n' + line + "\n")
     assert message(path) == (
-        f"read_texts({str(path)!r}), line 3: expected a JSON object on each line, such as "
+        f"--data {path}, line 3: expected a JSON object on each line, such as "
         f'{{"text": "..."}}, got {got}. Correct the line, or write the file as JSON lines.'
     )
 
@@ -311,23 +311,23 @@ def test_a_broken_line(tmp_path, name, line, got):
 def test_a_line_without_a_text(tmp_path, record, got):
     path = write(tmp_path / "a.jsonl", lines({"text": "a"}, record))
     assert message(path) == (
-        f"read_texts({str(path)!r}), line 2: expected a text in the field 'text', got {got}. "
-        "Correct or remove the line, or choose another text_field."
+        f"--data {path}, line 2: expected a text in the field 'text', got {got}. "
+        "Correct or remove the line, or choose another --text-field."
     )
 
 
 def test_a_row_without_a_text(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b", None]})
     assert message(path) == (
-        f"read_texts({str(path)!r}), row 3: expected a text in the field 'text', "
-        "got a value of type null. Correct or remove the row, or choose another text_field."
+        f"--data {path}, row 3: expected a text in the field 'text', "
+        "got a value of type null. Correct or remove the row, or choose another --text-field."
     )
 
 
 def test_a_broken_parquet_file(tmp_path):
     path = write(tmp_path / "a.parquet", "not parquet at all, but long enough")
     text = message(path)
-    assert text.startswith(f"read_texts({str(path)!r}): expected a .parquet file, got ArrowInvalid")
+    assert text.startswith(f"--data {path}: expected a .parquet file, got ArrowInvalid")
     assert "\n" not in text
     assert text.endswith("Correct the file.")
 
@@ -336,7 +336,7 @@ def test_a_broken_parquet_file(tmp_path):
 def test_a_row_with_another_number_of_cells(tmp_path, row):
     path = write(tmp_path / "a.csv", f'id,text\n1,"two\nlines"\n\n{row}\n')
     assert message(path) == (
-        f"read_texts({str(path)!r}), line 5: expected 2 cells, as in the header, "
+        f"--data {path}, line 5: expected 2 cells, as in the header, "
         f"got {row.count(',') + 1}. "
         'Correct the line; a cell with a comma in it needs quotes: "a, b".'
     )
@@ -350,7 +350,7 @@ def test_a_row_with_a_broken_quote(tmp_path, row, got):
     path = write(tmp_path / "a.csv", f"id,text\n1,a\n{row}\n")
     limit = csv.field_size_limit()
     assert message(path) == (
-        f"read_texts({str(path)!r}), line 3: expected a row of a .csv file, got {got}. "
+        f"--data {path}, line 3: expected a row of a .csv file, got {got}. "
         'Correct its quotes; a quote inside quotes is written twice: "a ""b""".'
     )
     assert csv.field_size_limit() == limit
@@ -362,8 +362,8 @@ def test_a_field_of_plain_text_is_an_error(tmp_path, text_field):
     with pytest.raises(ArgumentError) as caught:
         read_texts(path, text_field=text_field)
     assert str(caught.value) == (
-        f"read_texts({str(path)!r}, text_field={text_field!r}): expected a table (.jsonl, .csv or "
-        ".parquet), got plain text files only, which have no fields. Leave text_field out."
+        f"--data {path} --text-field {shlex.quote(text_field)}: expected a table (.jsonl, .csv or "
+        ".parquet), got plain text files only, which have no fields. Leave --text-field out."
     )
 
 
@@ -374,6 +374,14 @@ def test_without_datasets_only_parquet_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError) as caught:
         read_texts(path)
     assert str(caught.value) == (
-        f"read_texts({str(path)!r}): expected the package datasets, "
+        f"--data {path}: expected the package datasets, "
         "got an installation without it. Install it: pip install 'gradaccum[recipes]'."
     )
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_table_with_another_separator_is_refused(tmp_path, mark):
+    path = write(tmp_path / "a.csv", f"id{mark}text\n0{mark}the cat\n1{mark}the dog\n")
+    assert "got the header" in message(path)
+    assert "with commas" in message(path)
+    assert read_texts(write(tmp_path / "b.csv", f"text\na{mark}b\n")) == [f"a{mark}b"]
