@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from gradaccum.batch import WeighFunction, common_size, one_ahead, weigh
-from gradaccum.engine import Engine, Nonfinite, Opened, Phase
-from gradaccum.errors import ArgumentError, LossError, PhaseError
+from gradaccum.batch import WeighFunction, one_ahead, weigh
+from gradaccum.engine import Engine, Nonfinite, Phase
+from gradaccum.errors import ArgumentError, PhaseError
 from gradaccum.feed import Feed
 from gradaccum.loss import Loss, Tally, Terms, checked_terms
 from gradaccum.outcome import Counters, Evaluation, StepReport
-from gradaccum.partition import require_positive
+from gradaccum.own_loop import OwnLoop
 from gradaccum.protocols import Check, GradientSync, InTurn, LocalSync, LossFunction, Runner
 from gradaccum.update import Update
 
@@ -66,10 +66,7 @@ class Accumulator:
             sync=self._sync,
             nonfinite=nonfinite,
         )
-        # The effective batch whose micro-batch `over` handed out and that awaits its backward,
-        # whether that micro-batch is its last, and how many samples it has.
-        self._awaited: Opened | None = None
-        self._last, self._samples = False, 0
+        self._loop = OwnLoop(self._engine, self._sync)
 
     @property
     def phase(self) -> Phase:
@@ -168,9 +165,7 @@ class Accumulator:
         Returns:
             The loader's micro-batches, as they are.
         """
-        if not callable(steps):
-            require_positive("steps", steps, call=f"over(loader, steps={steps!r})")
-        return self._over(loader, steps)
+        return self._loop.over(loader, steps)
 
     def backward(
         self, sum: Tensor | Loss, weight: Tensor | float | None = None
@@ -178,7 +173,8 @@ class Accumulator:
         """Add the gradient of a micro-batch; update the parameters if it was the last.
 
         A sum without a weight is refused (`LossError`), and so are several terms: their weights
-        over the whole effective batch cannot be known in a loop of your own.
+        over the whole effective batch cannot be known in a loop of your own. So is a call while
+        no micro-batch of `over` awaits its backward (`PhaseError`).
 
         Args:
             sum: The summed loss of the micro-batch, not averaged; or a `Loss`.
@@ -186,26 +182,8 @@ class Accumulator:
 
         Returns:
             The report, if the effective batch is full; else None.
-
-        Raises:
-            PhaseError: No micro-batch of `over` awaits its backward.
         """
-        if self._awaited is None or self._awaited is not self._engine.opened:
-            raise PhaseError(
-                "accumulator.backward(...)",
-                expected="one call for each micro-batch that accumulator.over(...) hands out",
-                got="a call with no micro-batch waiting",
-                remedy="Add the losses of one micro-batch and call backward once, in the loop.",
-            )
-        loss = _with_weight(sum, weight)
-        try:
-            self._engine.add(checked_terms(loss, call="accumulator.backward(sum, weight)"))
-            opened, self._awaited = self._awaited, None
-            opened.samples += self._samples
-            return self._engine.close() if self._last else None
-        except BaseException:
-            self._engine.drop()
-            raise
+        return self._loop.backward(sum, weight)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, as plain JSON.
@@ -266,75 +244,3 @@ class Accumulator:
             with self._sync.hold(last=last):
                 yield micro
             del micro
-
-    def _close_without_last(self) -> None:
-        """Close an effective batch whose last micro-batch was left without a backward."""
-        if self._engine.counters.micro_steps == 0:
-            raise PhaseError(
-                "accumulator.over(...)",
-                expected="accumulator.backward(sum, weight=...) for each micro-batch",
-                got="a whole effective batch without one, and none before it",
-                remedy="Call it in place of loss.backward() and optimizer.step().",
-            )
-        self._engine.close()
-
-    def _over(self, loader: Iterable[M], steps: int | Callable[[Counters], int]) -> Iterator[M]:
-        engine = self._engine
-        opened: Opened | None = None
-        handed = size = 0
-        try:
-            for micro, ends in one_ahead(loader):
-                if opened is None:
-                    size = steps(engine.counters) if callable(steps) else steps
-                    require_positive("steps", size, call=f"steps(counters) -> {size!r}")
-                    opened, handed = engine.begin(), 0
-                handed += 1
-                last = ends or handed == size
-                self._awaited, self._last = opened, last
-                self._samples = common_size(micro) or 0
-                with self._sync.hold(last=last):
-                    yield micro
-                del micro
-                if opened.replaced:
-                    raise PhaseError(
-                        "accumulator.over(...)",
-                        expected="one effective batch at a time",
-                        got="another that began in the middle of this one; its sums are dropped",
-                        remedy="Finish the loop first, or use an accumulator of its own.",
-                    )
-                if last and engine.opened is opened:
-                    self._close_without_last()
-                if engine.opened is not opened:
-                    opened = None
-        finally:
-            if opened is not None and engine.opened is opened:
-                engine.drop()
-
-
-def _with_weight(sum: Any, weight: Any) -> Any:
-    """Return a sum and its weight as a loss, or what was given if it is to have its own."""
-    if weight is not None:
-        if isinstance(sum, Loss):
-            raise LossError(
-                "accumulator.backward(Loss(sum, weight), weight)",
-                expected="one weight",
-                got="the loss's own and another beside it",
-                remedy="Leave weight out, or pass loss.sum.",
-            )
-        return Loss(sum, weight)
-    if isinstance(sum, Tensor):
-        raise LossError(
-            "accumulator.backward(sum)",
-            expected="the weight of the sum beside it",
-            got="no weight",
-            remedy="Pass weight=: the samples or tokens that the sum runs over.",
-        )
-    if isinstance(sum, Mapping):
-        raise LossError(
-            "accumulator.backward({...})",
-            expected="one sum with one weight",
-            got=f"the terms {', '.join(map(str, sum))}",
-            remedy="Use accumulator.step(batch) with weigh=..., which knows the weights of "
-            "the whole effective batch beforehand.",
-        )
-    return sum
