@@ -1,33 +1,8 @@
-"""Random number generators: noted, and put back."""
-
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""Randomness that is a function of a seed."""
 
 import numpy as np
-import torch
 
 from gradaccum.errors import ArgumentError
-
-
-@contextmanager
-def preserved(device: torch.device) -> Iterator[None]:
-    """Leave the global generators of Python, numpy and torch as they were.
-
-    Args:
-        device: The device whose generator is kept beside the CPU's.
-
-    Yields:
-        Nothing.
-    """
-    state, legacy = random.getstate(), np.random.get_state()
-    devices = [] if device.type == "cpu" else [device]
-    try:
-        with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
-            yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(legacy)
 
 
 def data_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:

@@ -7,8 +7,7 @@ layers in evaluation mode: is it the sum of their losses one by one?
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from gradaccum.batch import EffectiveBatch, LengthFunction, common_size, default
 from gradaccum.errors import GradaccumError
 from gradaccum.loss import Terms, checked_terms
 from gradaccum.protocols import LossFunction
-from gradaccum.rng import preserved
+from gradaccum.snapshot import preserved
 from gradaccum.tree import flat, leaves, map_leaves
 
 _SEED = 0
@@ -60,8 +59,7 @@ class Verify:
         chosen = self._small(effective)
         if len(chosen) < 2:
             return
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        with preserved(device), _unchanged(self.model):
+        with preserved(self.model):
             message = self._message(effective, chosen)
         if message:
             warnings.warn(message, CutInvarianceWarning, stacklevel=3)
@@ -231,23 +229,3 @@ def _remedy(where: str) -> str:
             "Use GroupNorm or LayerNorm, or train with this layer in evaluation mode."
         )
     return "Make it treat each sample by itself, or let one micro-batch hold all samples."
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put the buffers and the modes of a model back."""
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                buffer.copy_(value)
-                setattr(module, name, buffer)  # a forward may have put another in its place
-        for module, mode in modes:
-            module.training = mode

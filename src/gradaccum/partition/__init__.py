@@ -9,12 +9,13 @@
 (222, 236, 0.941)
 """
 
-from gradaccum.partition.cost import Cap, Cost
+from gradaccum.partition.cost import Bound, Cap, Cost
 from gradaccum.partition.cut import by_length, fixed, optimal
 from gradaccum.partition.plan import Partition, accumulation_steps, num_parts, require_positive
 from gradaccum.partition.policy import CappedCut, Cut, FixedCut
 
 __all__ = [
+    "Bound",
     "Cap",
     "CappedCut",
     "Cost",

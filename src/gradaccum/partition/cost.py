@@ -6,7 +6,7 @@ the clock would make the order of additions, and so the last bits of a run, depe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,26 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """What running out of memory has taught: long samples go fewer at a time.
+
+    Args:
+        length: Shortest padded length that this holds for.
+        positions: Most positions (``count * length``) in a micro-batch; one sample is always let
+            through.
+        failed: Positions of the micro-batch that did not fit.
+    """
+
+    length: int
+    positions: float
+    failed: float
+
+    def most(self, length: int) -> float:
+        """Return how many samples of `length` this admits."""
+        return max(1, self.positions // length) if length >= self.length else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cap:
     """The most that one micro-batch may hold: a hard bound on ``size(count, length)``.
 
@@ -53,11 +73,13 @@ class Cap:
         size: Size of a micro-batch of `count` samples padded to `length`; must not fall when
             either grows. The default counts tokens after padding, ``count * length``.
         unit: What is counted, for messages.
+        bounds: Learnt by `below`.
     """
 
     limit: float
     size: Callable[[int, int], float] | None = None
     unit: str = "tokens"
+    bounds: tuple[Bound, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.limit < float("inf"):
@@ -74,8 +96,10 @@ class Cap:
 
     def most(self, length: int, available: int) -> int:
         """Return how many samples of `length` fit, at most `available`; 0 if not even one."""
+        length = max(length, 1)
+        available = int(min([available, *(bound.most(length) for bound in self.bounds)]))
         if self.size is None:
-            return min(int(self.limit // max(length, 1)), available)
+            return min(int(self.limit // length), available)
         low, high = 0, available
         while low < high:
             middle = (low + high + 1) // 2
@@ -84,3 +108,30 @@ class Cap:
             else:
                 high = middle - 1
         return low
+
+    def below(self, count: int, length: int) -> "Cap":
+        """Return the cap after a micro-batch has not fit that was thought to.
+
+        Samples of its length, and of down to half of it, go at most half as many positions at a
+        time; shorter ones have proved nothing and stay as they are.
+
+        Args:
+            count: Its samples, at least 2.
+            length: What they were padded to; 1 where samples have no lengths.
+
+        Returns:
+            A lower cap.
+        """
+        length = max(length, 1)
+        new = Bound(
+            length=max(length // 2, 1),
+            positions=float(count // 2 * length),
+            failed=float(count * length),
+        )
+        kept = (b for b in self.bounds if b.length < new.length or b.positions < new.positions)
+        return replace(self, bounds=(*kept, new))
+
+    def relaxed(self) -> "Cap":
+        """Return the cap with each bound a quarter higher; one that reaches its failure is gone."""
+        grown = (replace(bound, positions=bound.positions * 1.25) for bound in self.bounds)
+        return replace(self, bounds=tuple(b for b in grown if b.positions < b.failed))

@@ -1,12 +1,13 @@
 """Where to cut: the cheapest contiguous cut of length-sorted samples, or a fixed number each."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
 
 import numpy as np
 
 from gradaccum.errors import ArgumentError, SampleTooLargeError
-from gradaccum.partition.cost import Cap, Cost
+from gradaccum.partition.cost import Bound, Cap, Cost
 from gradaccum.partition.plan import Partition, require_positive
 
 
@@ -25,7 +26,11 @@ def by_length(lengths: np.ndarray) -> np.ndarray:
 
 
 def fixed(
-    num_samples: int, micro_batch_size: int, *, lengths: np.ndarray | None = None
+    num_samples: int,
+    micro_batch_size: int,
+    *,
+    lengths: np.ndarray | None = None,
+    bounds: Sequence[Bound] = (),
 ) -> Partition:
     """Cut into micro-batches of a fixed number of samples; the last may have fewer.
 
@@ -33,6 +38,7 @@ def fixed(
         num_samples: Samples in the effective batch.
         micro_batch_size: Samples in one micro-batch.
         lengths: ``(n,)`` tokens. If given, samples of like length share a micro-batch.
+        bounds: Where fewer samples fit.
 
     Returns:
         The partition.
@@ -43,8 +49,13 @@ def fixed(
     else:
         lengths = checked_lengths(lengths, num_samples)
         order = by_length(lengths)
-    starts = range(0, num_samples, size)
-    return Partition(micro_batches=tuple(order[k : k + size] for k in starts), lengths=lengths)
+    parts, start = [], 0
+    while start < num_samples:
+        length = 1 if lengths is None else max(int(lengths[order[start]]), 1)
+        width = int(min([size, *(bound.most(length) for bound in bounds)]))
+        parts.append(order[start : start + width])
+        start += width
+    return Partition(micro_batches=tuple(parts), lengths=lengths)
 
 
 def optimal(

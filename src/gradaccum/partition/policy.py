@@ -1,12 +1,12 @@
 """How effective batches are to be cut: a choice, made once and applied to each of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from gradaccum.errors import ArgumentError
-from gradaccum.partition.cost import Cap, Cost
+from gradaccum.partition.cost import Bound, Cap, Cost
 from gradaccum.partition.cut import admit, fixed, optimal
 from gradaccum.partition.plan import Partition, require_positive
 
@@ -26,6 +26,17 @@ class Cut(Protocol):
     def admit(self, lengths: np.ndarray) -> None:
         """Raise if a dataset has a sample that no micro-batch may hold."""
 
+    def below(self, count: int, length: int) -> "Cut":
+        """Return the cut after a micro-batch of `count` samples, padded to `length`, did not fit.
+
+        Args:
+            count: At least 2.
+            length: 1 where samples have no lengths.
+        """
+
+    def relaxed(self) -> "Cut":
+        """Return the cut after a while in which everything fit."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedCut:
@@ -33,9 +44,11 @@ class FixedCut:
 
     Args:
         size: Samples in one micro-batch.
+        bounds: Learnt by `below`.
     """
 
     size: int
+    bounds: tuple[Bound, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive("micro_batch_size", self.size)
@@ -48,10 +61,21 @@ class FixedCut:
         indices: np.ndarray | None = None,
     ) -> Partition:
         """Cut an effective batch."""
-        return fixed(num_samples, self.size, lengths=lengths)
+        return fixed(num_samples, self.size, lengths=lengths, bounds=self.bounds)
 
     def admit(self, lengths: np.ndarray) -> None:
         """Return: any sample fits."""
+
+    def below(self, count: int, length: int) -> "FixedCut":
+        """Return a cut into fewer samples at a time, where they are about as long."""
+        return replace(self, bounds=self._cap().below(count, length).bounds)
+
+    def relaxed(self) -> "FixedCut":
+        """Return a cut with its bounds a quarter higher."""
+        return replace(self, bounds=self._cap().relaxed().bounds)
+
+    def _cap(self) -> Cap:
+        return Cap(limit=self.size, bounds=self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,3 +123,11 @@ class CappedCut:
     def admit(self, lengths: np.ndarray) -> None:
         """Raise `SampleTooLargeError` if one sample alone exceeds the cap."""
         admit(lengths, self.cap)
+
+    def below(self, count: int, length: int) -> "CappedCut":
+        """Return a cut into fewer samples at a time, where they are about as long."""
+        return replace(self, cap=self.cap.below(count, length))
+
+    def relaxed(self) -> "CappedCut":
+        """Return a cut with its bounds a quarter higher."""
+        return replace(self, cap=self.cap.relaxed())

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradaccum.errors import ArgumentError, SampleTooLargeError
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut
@@ -25,3 +27,88 @@ def test_capped():
         cut.admit(np.array([1, 16]))
     with pytest.raises(ArgumentError, match=r"micro_batch_tokens=15.* without a length"):
         cut(3, None)
+
+
+CUTS = {
+    "fixed": FixedCut(size=16),
+    "tokens": CappedCut(cap=Cap(limit=1600)),
+    "bytes": CappedCut(cap=Cap(limit=16000, size=lambda n, length: 10 * n * length, unit="bytes")),
+}
+
+
+def widths(cut, lengths):
+    lengths = np.asarray(lengths)
+    return [(len(p), int(lengths[p].max())) for p in cut(len(lengths), lengths)]
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_failures_halve_down_to_one(cut):
+    """16 samples, and room for one: 16, 8, 4, 2, 1."""
+    lengths, seen = [100] * 16, []
+    while True:
+        count, length = widths(cut, lengths)[0]
+        seen.append(count)
+        if count == 1:
+            break
+        cut = cut.below(count, length)
+    assert seen == [16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_a_failure_holds_for_about_its_length(cut):
+    lower = cut.below(16, 100)
+    assert widths(lower, [100] * 16) == [(8, 100)] * 2
+    assert widths(lower, [160] * 10) == [(5, 160)] * 2  # 800 positions, as eight of 100
+    assert widths(lower, [1600]) == [(1, 1600)]  # one is always tried
+    assert widths(lower, [80] * 16) == [(10, 80), (6, 80)]
+    assert widths(lower, [49] * 16) == widths(cut, [49] * 16)
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_a_failure_is_forgotten_in_the_end(cut):
+    lower, found = cut.below(16, 100), []
+    for _ in range(4):
+        found.append(widths(lower, [100] * 16)[0][0])
+        lower = lower.relaxed()
+    assert found == [8, 10, 12, 15]
+    assert lower == cut
+
+
+def test_a_lower_failure_takes_the_place_of_a_higher_one():
+    cap = Cap(limit=10_000).below(64, 100).below(32, 100).below(16, 100)
+    assert len(cap.bounds) == 1
+    assert cap.most(100, 100) == 8
+    apart = Cap(limit=10_000).below(4, 1000).below(40, 50)
+    assert len(apart.bounds) == 2
+    assert (apart.most(1000, 99), apart.most(500, 99), apart.most(50, 99)) == (1, 2, 20)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=9),
+    failures=st.lists(st.tuples(st.integers(2, 9), st.integers(1, 30)), max_size=3),
+)
+def test_the_cheapest_cut_under_bounds(lengths, failures):
+    """Against every cut there is; and no micro-batch is above what was learnt."""
+    cap = Cap(limit=60)
+    for count, length in failures:
+        cap = cap.below(count, length)
+    assert [cap.most(k, 99) for k in range(1, 61)] == sorted(
+        (cap.most(k, 99) for k in range(1, 61)), reverse=True
+    )
+    cost = Cost(fixed=7)
+    ordered = sorted(lengths, reverse=True)
+
+    def paid(parts):
+        return sum(7 + len(part) * part[0] for part in parts)
+
+    def cuts(rest):
+        if not rest:
+            yield []
+        for k in range(1, min(len(rest), cap.most(rest[0], 99)) + 1):
+            for others in cuts(rest[k:]):
+                yield [rest[:k], *others]
+
+    plan = CappedCut(cap=cap, cost=cost)(len(lengths), np.array(lengths))
+    found = [sorted((lengths[k] for k in part), reverse=True) for part in plan]
+    assert all(len(part) <= cap.most(part[0], 99) for part in found)
+    assert paid(found) == min(map(paid, cuts(ordered)))
