@@ -1,6 +1,4 @@
 import numpy as np
-import pytest
-import torch
 
 from gradaccum.rng import data_order
 

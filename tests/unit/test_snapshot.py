@@ -44,7 +44,9 @@ def test_everything_is_put_back(raising):
                 raise KeyError
     except KeyError:
         pass
-    assert model.training and model.norm.training and model.dropout.training
+    assert model.training
+    assert model.norm.training
+    assert model.dropout.training
     for name, buffer in model.named_buffers():
         assert id(buffer) == names[name][0], name
         assert torch.equal(buffer, names[name][1]), name

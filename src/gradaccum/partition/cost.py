@@ -71,7 +71,7 @@ class Cap:
     Args:
         limit: The bound, in the unit of `size`.
         size: Size of a micro-batch of `count` samples padded to `length`; must not fall when
-            either grows. The default counts tokens after padding, ``count * length``.
+            `count` grows. The default counts tokens after padding, ``count * length``.
         unit: What is counted, for messages.
         bounds: Learnt by `below`.
     """

@@ -107,11 +107,12 @@ def _bounds(descending: np.ndarray, cap: Cap, cost: Cost) -> list[int]:
     best = np.full(n + 1, np.inf)  # best[j]: cost of the first j samples
     best[0] = 0.0
     counts = np.arange(1.0, n + 1)
-    widths: list[int] = []
     prices: list[float] = cost.of_sample(descending[starts]).tolist()
-    for start, end, price in zip(starts, ends, prices, strict=True):
-        width = cap.most(int(descending[start]), n)
-        widths.append(width)
+    most = np.array([cap.most(int(descending[start]), n) for start in starts])
+    # A size that was fitted to measurements may fall somewhere by a little; widths may not, or
+    # _walk_back would miss a cut.
+    widths: list[int] = np.minimum.accumulate(most[::-1])[::-1].tolist()
+    for start, end, price, width in zip(starts, ends, prices, widths, strict=True):
         # From the first sample of this length: any number of samples that fits.
         reach = min(start + width, n)
         ramp = counts[: reach - start] * price

@@ -38,7 +38,8 @@ CUTS = {
 
 def widths(cut, lengths):
     lengths = np.asarray(lengths)
-    return [(len(p), int(lengths[p].max())) for p in cut(len(lengths), lengths)]
+    found = [(len(p), int(lengths[p].max())) for p in cut(len(lengths), lengths)]
+    return sorted(found, reverse=True)  # where several cuts are cheapest, any may be taken
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
@@ -78,9 +79,9 @@ def test_a_lower_failure_takes_the_place_of_a_higher_one():
     cap = Cap(limit=10_000).below(64, 100).below(32, 100).below(16, 100)
     assert len(cap.bounds) == 1
     assert cap.most(100, 100) == 8
-    apart = Cap(limit=10_000).below(4, 1000).below(40, 50)
+    apart = Cap(limit=10_000).below(40, 50).below(2, 400)
     assert len(apart.bounds) == 2
-    assert (apart.most(1000, 99), apart.most(500, 99), apart.most(50, 99)) == (1, 2, 20)
+    assert [apart.most(k, 999) for k in (400, 200, 199, 50, 25, 24)] == [1, 2, 5, 20, 40, 416]
 
 
 @given(
@@ -104,6 +105,7 @@ def test_the_cheapest_cut_under_bounds(lengths, failures):
     def cuts(rest):
         if not rest:
             yield []
+            return
         for k in range(1, min(len(rest), cap.most(rest[0], 99)) + 1):
             for others in cuts(rest[k:]):
                 yield [rest[:k], *others]

@@ -1,0 +1,164 @@
+"""What a training step holds besides activations, by part, predicted before it is there."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+
+from gradaccum.memory.meter import LiveBytes
+from gradaccum.tree import flat, map_leaves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """Bytes on the device between two micro-batches, whatever their size.
+
+    Args:
+        parameters: Of the model, frozen ones included.
+        buffers: Of the model, and a copy of them that a step keeps so that it can be replayed.
+        gradient_sums: One for each parameter that is trained.
+        optimizer_state: After the first optimizer step.
+        update: What an optimizer step needs besides, for its own temporaries.
+    """
+
+    parameters: int
+    buffers: int
+    gradient_sums: int
+    optimizer_state: int
+    update: int
+
+    @property
+    def rest(self) -> int:
+        """What is there before each micro-batch but the first."""
+        return self.parameters + self.buffers + self.gradient_sums + self.optimizer_state
+
+    @property
+    def least(self) -> int:
+        """The most that is there in an optimizer step: no budget can be below."""
+        return self.rest + self.update
+
+    def parts(self) -> dict[str, int]:
+        """Return bytes by part, in the words of a sentence."""
+        return {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
+
+
+def needs_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Needs:
+    """Predict what a model and its optimizers hold.
+
+    Args:
+        model: The model.
+        optimizers: Hold parameters of it.
+
+    Returns:
+        The needs. The optimizer's share comes from a step of its twin on fake tensors, which run
+        nothing; or, where it looks at their numbers, on copies of one parameter at a time.
+    """
+    buffers = _bytes_of(model.buffers())
+    trained = [
+        p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad
+    ]
+    sums = _bytes_of(trained)
+    state = update = 0
+    for optimizer in optimizers:
+        held, most = _predicted_step(optimizer)
+        state += held
+        update = max(update, most - held)  # they step one after the other
+    return Needs(
+        parameters=_bytes_of([*model.parameters(), *trained]),
+        buffers=2 * buffers,
+        gradient_sums=sums,
+        optimizer_state=state,
+        update=update,
+    )
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the storages of tensors, each once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _predicted_step(optimizer: Optimizer) -> tuple[int, int]:
+    """Return the bytes of an optimizer's state after a step, and the most that were there in it."""
+    inner = next((one for one in vars(optimizer).values() if isinstance(one, Optimizer)), None)
+    if inner is not None:  # a wrapper, as Accelerate's
+        return _predicted_step(inner)
+    fake = FakeTensorMode()
+    try:
+        return _stepped(optimizer, optimizer.param_groups, partial(_faked, fake), fake)
+    except Exception:  # an optimizer looks at numbers, which fake tensors have not
+        return _measured_step(optimizer)
+
+
+def _measured_step(optimizer: Optimizer) -> tuple[int, int]:
+    """Return the same from steps with gradients of zero, of a copy of one parameter at a time."""
+    state = most = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            alone = {**group, "params": [parameter]}
+            held, peak = _stepped(optimizer, [alone], torch.clone, nullcontext())
+            state, most = state + held, max(most, peak - held)
+    return state, state + most
+
+
+def _stepped(
+    optimizer: Optimizer,
+    groups: Iterable[dict[str, Any]],
+    copied: Callable[[Tensor], Tensor],
+    mode: AbstractContextManager[Any],
+) -> tuple[int, int]:
+    """Step the twin of an optimizer.
+
+    Args:
+        optimizer: Left as it is.
+        groups: Its parameter groups, or parts of them.
+        copied: Copies a tensor.
+        mode: Where the twin runs.
+
+    Returns:
+        The bytes of its state after the step, and the most that were there in it.
+    """
+    twin: Any = object.__new__(type(optimizer))
+    vars(twin).update(vars(optimizer))
+    vars(twin).pop("step", None)  # a scheduler's wrapper, bound to the original
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    twin.state, twin.param_groups = defaultdict(dict), []
+
+    def copy(leaf: Any) -> Any:
+        return copied(leaf.detach()) if isinstance(leaf, Tensor) else leaf
+
+    meter = LiveBytes()
+    for group in groups:
+        settings = {k: v if k == "params" else map_leaves(copy, v) for k, v in group.items()}
+        settings["params"] = []
+        for parameter in group["params"]:
+            own = nn.Parameter(copied(parameter.detach()), parameter.requires_grad)
+            if parameter.requires_grad:
+                with mode:
+                    own.grad = torch.zeros_like(own)
+                meter.follow([own, own.grad])
+            settings["params"].append(own)
+            if parameter in optimizer.state:
+                twin.state[own] = map_leaves(copy, dict(optimizer.state[parameter]))
+        twin.param_groups.append(settings)
+    before = meter.live
+    meter.follow(t for one in twin.state.values() for t in flat(one) if isinstance(t, Tensor))
+    with mode, meter:
+        twin.step()
+    return meter.live - before, meter.peak - before
+
+
+def _faked(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
+    if tensor.ndim or tensor.device.type != "cpu":
+        return fake.from_tensor(tensor)
+    number = tensor.item()
+    with fake:  # a count of steps, at which optimizers look: a fake constant keeps its number
+        return torch.tensor(number, dtype=tensor.dtype)

@@ -1,0 +1,129 @@
+"""Predicted bytes of an optimizer, against those that its steps are seen to hold."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from gradaccum.memory import LiveBytes
+from gradaccum.memory.needs import needs_of
+
+OPTIMIZERS = {
+    "AdamW fused": partial(torch.optim.AdamW, fused=True),
+    "AdamW foreach": partial(torch.optim.AdamW, foreach=True),
+    "AdamW amsgrad": partial(torch.optim.AdamW, amsgrad=True),
+    "SGD momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+}
+for name in [
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "AdamW",
+    "ASGD",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+]:
+    OPTIMIZERS[name] = getattr(torch.optim, name)
+
+
+def model_of(dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(30, 50, dtype=dtype), nn.BatchNorm1d(50, dtype=dtype), nn.Linear(50, 7)
+    )
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+def tensors_of(optimizer):
+    return [t for one in optimizer.state.values() for t in one.values() if torch.is_tensor(t)]
+
+
+def seen(model, optimizer):
+    """Return the bytes of the state after a step, and what the step needed besides."""
+    meter = LiveBytes()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, 0.1)
+            meter.follow([parameter.grad])
+    meter.follow(model.parameters())
+    before = meter.live
+    meter.follow(tensors_of(optimizer))
+    with meter:
+        optimizer.step()
+    found = meter.live - before, meter.peak - meter.live
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_any_optimizer(name):
+    model = model_of()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("a hook of the user's was called"))
+    numbers = [p.clone() for p in model.parameters()]
+    first = needs_of(model, [optimizer])
+    optimizer._optimizer_step_pre_hooks.clear()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), numbers, strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    state, update = seen(model, optimizer)
+    assert first.optimizer_state == state
+    # Of an optimizer that looks at numbers, one parameter at a time is seen: temporaries of the
+    # others may be alive beside, at most as large as the scalars that it keeps.
+    assert first.update == pytest.approx(update, abs=100 if name in {"Adafactor", "ASGD"} else 0)
+    steps = [t.clone() for t in tensors_of(optimizer)]
+    again = needs_of(model, [optimizer])
+    assert (again.optimizer_state, again.update) == (first.optimizer_state, first.update)
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), steps, strict=True))
+
+
+def test_parts():
+    model = model_of(torch.float32)
+    needs = needs_of(model, [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)])
+    weights = 30 * 50 + 50 + 50 + 50 + 50 * 7
+    assert needs.parts() == {
+        "parameters": 4 * (weights + 7),
+        "buffers": 2 * (4 * 50 + 4 * 50 + 8),
+        "gradient sums": 4 * weights,
+        "optimizer state": 4 * weights,
+        "update": 0,
+    }
+    assert needs.least == needs.rest == sum(needs.parts().values())
+
+
+def test_tied_weights_count_once():
+    model = nn.ModuleDict({"in": nn.Embedding(50, 20), "out": nn.Linear(20, 50, bias=False)})
+    model["out"].weight = model["in"].weight
+    needs = needs_of(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    assert needs.parameters == needs.gradient_sums == 4 * 50 * 20
+
+
+def test_several_optimizers_step_one_after_the_other():
+    models = nn.ModuleList([nn.Linear(40, 40), nn.Linear(30, 30)])
+    optimizers = [torch.optim.AdamW(m.parameters(), foreach=True) for m in models]
+    both = needs_of(models, optimizers)
+    each = [needs_of(m, [o]) for m, o in zip(models, optimizers, strict=True)]
+    assert both.optimizer_state == sum(one.optimizer_state for one in each)
+    assert both.update == max(one.update for one in each) > 0
+
+
+def test_a_wrapper_is_looked_through():
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer) -> None:
+            self.optimizer = optimizer
+            self.param_groups, self.state = optimizer.param_groups, optimizer.state
+
+        def step(self) -> None:
+            pytest.fail("the user's optimizer was stepped")
+
+    model = model_of()
+    inner = torch.optim.AdamW(model.parameters())
+    assert needs_of(model, [Wrapper(inner)]) == needs_of(model, [inner])
