@@ -16,20 +16,9 @@ OPTIMIZERS = {
     "AdamW amsgrad": partial(torch.optim.AdamW, amsgrad=True),
     "SGD momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
 }
-for name in [
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "AdamW",
-    "ASGD",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SGD",
-]:
+for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW"):
+    OPTIMIZERS[name] = getattr(torch.optim, name)
+for name in ("ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"):
     OPTIMIZERS[name] = getattr(torch.optim, name)
 
 
@@ -76,12 +65,14 @@ def test_the_state_of_any_optimizer(name):
     assert all(p.grad is None for p in model.parameters())
     state, update = seen(model, optimizer)
     assert first.optimizer_state == state
-    # Of an optimizer that looks at numbers, one parameter at a time is seen: temporaries of the
-    # others may be alive beside, at most as large as the scalars that it keeps.
-    assert first.update == pytest.approx(update, abs=100 if name in {"Adafactor", "ASGD"} else 0)
+    # An optimizer that looks at numbers is seen one parameter at a time, without the scalars that
+    # it keeps of the others meanwhile.
+    close = {"Adafactor": 0.06 * update, "ASGD": 100}.get(name, 0)
+    assert first.update == pytest.approx(update, abs=close)
     steps = [t.clone() for t in tensors_of(optimizer)]
     again = needs_of(model, [optimizer])
-    assert (again.optimizer_state, again.update) == (first.optimizer_state, first.update)
+    assert again.optimizer_state == state
+    assert again.update == pytest.approx(update, abs=close)
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), steps, strict=True))
 
 
