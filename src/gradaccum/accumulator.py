@@ -3,23 +3,24 @@
 `step` takes a whole effective batch; `over` and `backward` go with a loop of your own.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from gradaccum.batch import WeighFunction, one_ahead, weigh
+from gradaccum.batch import WeighFunction
 from gradaccum.engine import Engine, Nonfinite, Phase
 from gradaccum.errors import ArgumentError, PhaseError
 from gradaccum.feed import Feed
-from gradaccum.loss import Loss, Tally, Terms, checked_terms
+from gradaccum.loss import Loss
 from gradaccum.outcome import Counters, Evaluation, StepReport
 from gradaccum.own_loop import OwnLoop
+from gradaccum.partition import Cut
 from gradaccum.protocols import Check, GradientSync, InTurn, LocalSync, LossFunction, Runner
+from gradaccum.sizing import Sizing
 from gradaccum.update import Update
+from gradaccum.whole_batch import WholeBatch
 
 M = TypeVar("M")
 
@@ -32,8 +33,9 @@ class Accumulator:
     Args:
         model: What `loss` is called with.
         update: The optimizers and the clipping.
-        loss: ``loss(model, micro_batch)``; `step` and `evaluate` need it.
-        feed: How effective batches are cut, collated and moved; `step` and `evaluate` need it.
+        loss: ``loss(model, micro_batch)``; `step` and `evaluate` need it, and the next two.
+        feed: How samples are collated and moved.
+        sizing: How large micro-batches may be.
         schedulers: Moved once per update, and only then.
         weigh: Weight of a sample, by term of the loss; needed for several terms.
         sync: Agreement between ranks.
@@ -49,6 +51,7 @@ class Accumulator:
         update: Update,
         loss: LossFunction | None = None,
         feed: Feed | None = None,
+        sizing: Sizing | None = None,
         schedulers: Sequence[LRScheduler] = (),
         weigh: WeighFunction | None = None,
         sync: GradientSync | None = None,
@@ -56,17 +59,29 @@ class Accumulator:
         check: Check | None = None,
         nonfinite: Nonfinite = "raise",
     ) -> None:
-        self._model, self._loss, self._feed = model, loss, feed
-        self._weigh, self._check = weigh, check
-        self._sync, self._runner = sync or LocalSync(), runner or InTurn()
+        sync, runner = sync or LocalSync(), runner or InTurn()
         self._engine = Engine(
             model=model,
             update=update,
             schedulers=schedulers,
-            sync=self._sync,
+            sync=sync,
             nonfinite=nonfinite,
         )
-        self._loop = OwnLoop(self._engine, self._sync)
+        self._loop = OwnLoop(self._engine, sync)
+        self._whole: WholeBatch | None = None
+        if loss is not None and feed is not None and sizing is not None:
+            self._whole = WholeBatch(
+                engine=self._engine,
+                model=model,
+                update=update,
+                loss=loss,
+                feed=feed,
+                sizing=sizing,
+                sync=sync,
+                runner=runner,
+                weigh=weigh,
+                check=check,
+            )
 
     @property
     def phase(self) -> Phase:
@@ -79,6 +94,11 @@ class Accumulator:
         return self._engine.counters
 
     @property
+    def cut(self) -> Cut | None:
+        """How `step` and `evaluate` cut now; None before the first effective batch."""
+        return None if self._whole is None else self._whole.cut
+
+    @property
     def report(self) -> StepReport | None:
         """The report of the last effective batch; None before the first."""
         return self._engine.report
@@ -86,8 +106,10 @@ class Accumulator:
     def step(self, batch: Any) -> StepReport:
         """Run one effective batch through the model and update the parameters.
 
-        If anything is raised before the update, in the user's loss function too, no parameter has
-        moved, no gradient is held and the counters are as before.
+        It is a transaction. If the device runs out of memory, the same samples are run again in
+        smaller micro-batches, from the same random numbers and buffers. If anything else is raised
+        before the update, in your loss function too, no parameter has moved, no gradient is held,
+        and counters, buffers and random generators are as before.
 
         Args:
             batch: An effective batch of `gradaccum.effective_batches`, a list of samples, or
@@ -96,27 +118,7 @@ class Accumulator:
         Returns:
             What it did.
         """
-        feed = self._needed_feed("step")
-        effective, plan = feed.plan(batch)
-        if effective.dataset_lengths is not None and self.report is None:
-            feed.cut.admit(effective.dataset_lengths)
-        weighed = None if self._weigh is None else weigh(effective, self._weigh)
-        if self._check is not None:
-            self._check(effective)
-            self._check = None
-        self._engine.begin(
-            weighed=weighed,
-            samples=plan.num_samples,
-            tokens=plan.tokens,
-            padded_tokens=plan.padded_tokens,
-        )
-        try:
-            with closing(self._held(feed.micro_batches(effective, plan))) as micro_batches:
-                self._runner.run(micro_batches, self._forward, self._engine.add)
-            return self._engine.close()
-        except BaseException:
-            self._engine.drop()
-            raise
+        return self._needed("step").step(batch)
 
     def evaluate(self, batch: Any) -> Evaluation:
         """Return the mean loss of some samples in evaluation mode, without gradients.
@@ -130,26 +132,7 @@ class Accumulator:
         Returns:
             The mean loss over all samples.
         """
-        feed = self._needed_feed("evaluate")
-        effective, plan = feed.plan(batch)
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        tally = Tally()
-        try:
-            with torch.no_grad():
-                for micro in feed.micro_batches(effective, plan):
-                    tally.add(self._forward(micro))
-        finally:
-            for module, mode in modes:
-                module.training = mode
-        mean, _ = tally.mean(self._sync.total)
-        return Evaluation(
-            loss=mean.loss,
-            weight=mean.divisor,
-            samples=plan.num_samples,
-            tokens=plan.tokens,
-            terms=mean.terms,
-        )
+        return self._needed("evaluate").evaluate(batch)
 
     def over(self, loader: Iterable[M], *, steps: int | Callable[[Counters], int]) -> Iterator[M]:
         """Iterate over micro-batches, `steps` of them to an effective batch.
@@ -222,25 +205,13 @@ class Accumulator:
                 remedy="Load the state of an accumulator, not of a model or an optimizer.",
             ) from error
 
-    def _needed_feed(self, method: str) -> Feed:
-        if self._loss is not None and self._feed is not None:
-            return self._feed
+    def _needed(self, method: str) -> WholeBatch:
+        if self._whole is not None:
+            return self._whole
         raise ArgumentError(
             f"accumulator.{method}(batch)",
-            expected="an accumulator that knows the loss function and how to cut",
-            got="no loss function" if self._loss is None else "no size of a micro-batch",
-            remedy="Build it with accumulator(model, optimizer, loss, micro_batch_tokens=8192), "
-            "or drive your own loop with accumulator.over(loader, steps=...).",
+            expected="an accumulator that knows the loss function",
+            got="none",
+            remedy="Build it with accumulator(model, optimizer, loss), or drive your own loop "
+            "with accumulator.over(loader, steps=...).",
         )
-
-    def _forward(self, micro: Any) -> Terms:
-        loss: Any = self._loss
-        name = getattr(loss, "__name__", type(loss).__name__)
-        return checked_terms(loss(self._model, micro), call=f"{name}(model, micro_batch)")
-
-    def _held(self, micro_batches: Iterable[M]) -> Generator[M, None, None]:
-        """Hand micro-batches on; ranks reduce their gradients in the last alone."""
-        for micro, last in one_ahead(micro_batches):
-            with self._sync.hold(last=last):
-                yield micro
-            del micro

@@ -16,8 +16,11 @@ from gradaccum.collate import CollateFunction, collate_function
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
 from gradaccum.loader import EffectiveBatches, Last
-from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut, require_positive
+from gradaccum.memory import Budget, total_bytes
+from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
 from gradaccum.protocols import LossFunction
+from gradaccum.sizing import Sizing, Told, UnderBudget
+from gradaccum.units import binary
 from gradaccum.update import Update
 
 T = TypeVar("T")
@@ -30,6 +33,7 @@ def accumulator(
     *,
     scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     max_grad_norm: float | None = None,
+    memory: Budget | int | str | None = None,
     micro_batch_size: int | None = None,
     micro_batch_tokens: int | None = None,
     cost: Cost | None = None,
@@ -52,8 +56,11 @@ def accumulator(
             `Accumulator.over` and `Accumulator.backward`.
         scheduler: Any learning-rate scheduler, or several; moved once per update.
         max_grad_norm: Bound on the 2-norm of the gradient of the effective batch.
-        micro_batch_size: Samples in a micro-batch. Either this or `micro_batch_tokens`.
-        micro_batch_tokens: Tokens in a micro-batch after padding, at most.
+        memory: Bytes that a step may use on the device, parameters and optimizer state included:
+            ``"4GiB"`` or a number. A few small probes before the first step find the micro-batches
+            that fit. By default nine tenths of what the device has free.
+        micro_batch_size: Samples in a micro-batch, in place of `memory`.
+        micro_batch_tokens: Tokens in a micro-batch after padding, at most, in place of `memory`.
         cost: What a micro-batch costs, if the default does not fit the machine.
         collate: From a list of samples to a micro-batch. Either this or `pad`.
         pad: Padding values by leaf, ``{"input_ids": 0, "labels": -100}``, or a tokenizer.
@@ -87,28 +94,37 @@ def accumulator(
             got="both",
             remedy="Let the collate function pad, and leave pad out.",
         )
-    cut = _cut(micro_batch_size, micro_batch_tokens, cost)
-    if cut is None:
-        _refuse_unused(collate=collate, pad=pad, length=length, device=device)
-    feed = None
-    if cut is not None:
-        own = collate_function(pad) if collate is None else None
-        capped = length is not None or micro_batch_tokens is not None
-        feed = Feed(
-            cut=cut,
-            collate=own or collate or collate_function(),
-            length=length or default_length,
-            padded=tuple(own.pad if own else ("input_ids",)) if capped else (),
-            device=_device(device, model),
+    where = _device(device, model)
+    sizing = _sizing(
+        size=micro_batch_size, tokens=micro_batch_tokens, memory=memory, cost=cost, device=where
+    )
+    if loss is None:
+        _refuse_unused(
+            memory=memory,
+            micro_batch_size=micro_batch_size,
+            micro_batch_tokens=micro_batch_tokens,
+            collate=collate,
+            pad=pad,
+            length=length,
+            device=device,
         )
+    own = collate_function(pad) if collate is None else None
+    checked = micro_batch_size is None or length is not None
+    feed = Feed(
+        collate=own or collate or collate_function(),
+        length=length or default_length,
+        padded=tuple(own.pad if own else ("input_ids",)) if checked else (),
+        device=where,
+    )
     check = None
-    if feed is not None and loss is not None and verify == "first":
+    if loss is not None and verify == "first":
         check = Verify(model=model, loss=loss, micro_batch=feed.peek, length=feed.length)
     return Accumulator(
         model=model,
         update=Update(optimizers=optimizers, max_grad_norm=max_grad_norm),
         loss=loss,
         feed=feed,
+        sizing=sizing,
         schedulers=schedulers,
         weigh=weigh,
         check=check,
@@ -158,25 +174,44 @@ def effective_batches(
     )
 
 
-def _cut(size: int | None, tokens: int | None, cost: Cost | None) -> Cut | None:
-    if size is not None and tokens is not None:
+def _sizing(
+    *,
+    size: int | None,
+    tokens: int | None,
+    memory: Budget | int | str | None,
+    cost: Cost | None,
+    device: torch.device,
+) -> Sizing:
+    given = {"memory": memory, "micro_batch_size": size, "micro_batch_tokens": tokens}
+    told = {name: value for name, value in given.items() if value is not None}
+    if len(told) > 1:
         raise ArgumentError(
-            f"accumulator(micro_batch_size={size}, micro_batch_tokens={tokens})",
-            expected="one of the two",
-            got="both",
-            remedy="Give micro_batch_tokens for samples of uneven length, else the size.",
+            f"accumulator({', '.join(f'{name}={value!r}' for name, value in told.items())})",
+            expected=f"one of {' and '.join(told)}",
+            got="both" if len(told) == 2 else "all three",
+            remedy="Give memory alone: micro-batches are then as large as fits.",
         )
+    if size is not None:
+        if cost is not None:
+            raise ArgumentError(
+                "accumulator(cost=...)",
+                expected="memory or micro_batch_tokens beside it",
+                got="micro_batch_size, which leaves nothing to choose",
+                remedy="Leave micro_batch_size out, or cost.",
+            )
+        return Told(FixedCut(size=size))
     if tokens is not None:
         cap = Cap(limit=require_positive("micro_batch_tokens", tokens))
-        return CappedCut(cap=cap, cost=cost or Cost())
-    if cost is not None:
+        return Told(CappedCut(cap=cap, cost=cost or Cost()))
+    budget = None if memory is None else Budget.of(memory)
+    if budget is not None and budget.bytes > (there := total_bytes(device)):
         raise ArgumentError(
-            "accumulator(cost=...)",
-            expected="micro_batch_tokens beside it",
-            got="no cap that a choice could be made under",
-            remedy="Pass micro_batch_tokens, or leave cost out.",
+            f"memory={memory!r}",
+            expected=f"at most {binary(there)}, which is what {device} has",
+            got=binary(budget.bytes),
+            remedy="Give less; or leave memory out, to use what is free.",
         )
-    return None if size is None else FixedCut(size=size)
+    return UnderBudget(budget=budget, device=device, cost=cost or Cost())
 
 
 def _refuse_unused(**given: object) -> None:
@@ -185,9 +220,9 @@ def _refuse_unused(**given: object) -> None:
         if value is not None:
             raise ArgumentError(
                 f"accumulator({name}=...)",
-                expected="micro_batch_size or micro_batch_tokens beside it",
-                got="neither, so that the micro-batches are your own loop's",
-                remedy=f"Pass one of them and call step(batch), or leave {name} out.",
+                expected="a loss function beside it",
+                got="none, so that the micro-batches are your own loop's",
+                remedy=f"Pass loss and call step(batch), or leave {name} out.",
             )
 
 

@@ -139,6 +139,25 @@ class Engine:
         opened.micro_batches += 1
 
     def close(self) -> StepReport:
+        """Divide, clip and step, all micro-batches being in; then move the schedulers.
+
+        Returns:
+            What the effective batch did.
+        """
+        report = self.conclude()
+        self.advance()
+        return report
+
+    def advance(self) -> None:
+        """Move the schedulers, if the last effective batch moved the parameters.
+
+        It comes last of all: should one raise, the step is counted and told.
+        """
+        if self.report is not None and self.report.outcome.stepped:
+            for scheduler in self._schedulers:
+                advance(scheduler, self.report.loss)
+
+    def conclude(self) -> StepReport:
         """Divide, clip and step, all micro-batches being in.
 
         Returns:
@@ -176,9 +195,6 @@ class Engine:
             seconds=perf_counter() - opened.started,
             terms=mean.terms,
         )
-        if outcome.stepped:  # last of all: should one raise, the step is counted and told
-            for scheduler in self._schedulers:
-                advance(scheduler, mean.loss)
         return self.report
 
     def drop(self) -> None:

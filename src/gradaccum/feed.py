@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradaccum.batch import EffectiveBatch, LengthFunction, default_length, effective_batch
+from gradaccum.batch import EffectiveBatch, LengthFunction, default_length
 from gradaccum.collate import Collate, CollateFunction, padded_length, to_device
 from gradaccum.errors import ArgumentError
 from gradaccum.partition import Cut, Partition
@@ -18,7 +18,6 @@ class Feed:
     """The way of samples into micro-batches.
 
     Args:
-        cut: How an effective batch is cut.
         collate: From samples to a micro-batch on the host.
         length: Length of a sample in tokens.
         padded: Leaves whose length after collating must be the one that was cut by; none to
@@ -26,24 +25,23 @@ class Feed:
         device: Where micro-batches are moved to.
     """
 
-    cut: Cut
     collate: CollateFunction = field(default_factory=Collate)
     length: LengthFunction = default_length
     padded: tuple[str, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def plan(self, batch: Any) -> tuple[EffectiveBatch, Partition]:
+    def plan(self, effective: EffectiveBatch, cut: Cut) -> Partition:
         """Cut an effective batch.
 
         Args:
-            batch: An `EffectiveBatch`, a list of samples, or collated tensors.
+            effective: The effective batch.
+            cut: How.
 
         Returns:
-            The effective batch and its partition.
+            Its partition.
         """
-        effective = effective_batch(batch)
         lengths = effective.lengths(self.length)
-        return effective, self.cut(len(effective), lengths, indices=effective.indices)
+        return cut(len(effective), lengths, indices=effective.indices)
 
     def micro_batches(self, effective: EffectiveBatch, plan: Partition) -> Iterator[Any]:
         """Iterate over the micro-batches of an effective batch.

@@ -76,7 +76,8 @@ class StepReport:
         padded_tokens: Positions computed, padding included; 0 where lengths are unknown.
         micro_batches: Accumulation steps that it took.
         optimizer_step: Optimizer steps made so far, this one included.
-        seconds: Wall time from the first micro-batch to the end of the update.
+        seconds: Wall time from the first micro-batch to the end of the update, replays included.
+        replays: How often it ran out of memory and was run again in smaller micro-batches.
         terms: The named terms of the loss; empty for a loss of one unnamed term.
     """
 
@@ -91,6 +92,7 @@ class StepReport:
     micro_batches: int
     optimizer_step: int
     seconds: float
+    replays: int = 0
     terms: Mapping[str, Term] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -15,6 +15,19 @@ def count(number: float) -> str:
     return f"{number / 1e3:.0f}K"
 
 
+def binary(size: float) -> str:
+    """Return a number of bytes.
+
+    >>> [binary(n) for n in (512, 2048, 734_003_200, 5_000_000_000, 3 * 2**40)]
+    ['512 B', '2.00 KiB', '700 MiB', '4.66 GiB', '3.00 TiB']
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:#.3g} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
 def duration(seconds: float) -> str:
     """Return a span of time.
 

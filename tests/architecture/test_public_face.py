@@ -40,6 +40,7 @@ FLAGS = {
         "--lr",
         "--max-grad-norm",
         "--max-length",
+        "--memory",
         "--micro-batch-size",
         "--micro-batch-tokens",
         "--model",

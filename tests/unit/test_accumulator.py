@@ -13,6 +13,7 @@ from gradaccum.errors import LossError, NonFiniteError, PhaseError
 from gradaccum.feed import Feed
 from gradaccum.outcome import Counters
 from gradaccum.partition import FixedCut
+from gradaccum.sizing import Told
 from gradaccum.update import Update
 
 
@@ -551,7 +552,8 @@ def test_ranks_agree_once_and_reduce_in_the_last_micro_batch(door):
         model=model,
         update=Update(optimizers=(optimizer,)),
         loss=summed,
-        feed=Feed(cut=FixedCut(size=2)),
+        feed=Feed(),
+        sizing=Told(FixedCut(size=2)),
         sync=sync,
     )
     rows = tokens(1.0, 2.0, 3.0, 6.0, 3.0)
@@ -587,7 +589,8 @@ def test_the_order_of_micro_batches_is_free():
         model=model,
         update=Update(optimizers=(optimizer,)),
         loss=loss,
-        feed=Feed(cut=FixedCut(size=1)),
+        feed=Feed(),
+        sizing=Told(FixedCut(size=1)),
         runner=Backwards(),
     )
     accumulator.step(tokens(1.0, 2.0, 6.0))

@@ -12,10 +12,10 @@ def squares(model, x):
     return ga.Loss.of(model(x).square())
 
 
-def build(*args, **options):
+def build(*args, loss=squares, **options):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return ga.accumulator(model, optimizer, squares, *args, **options)
+    return ga.accumulator(model, optimizer, loss, *args, **options)
 
 
 def encoded(length=3):
@@ -31,14 +31,57 @@ def encoded(length=3):
         (
             {"micro_batch_size": 2, "micro_batch_tokens": 9},
             "micro_batch_size=2, micro_batch_tokens=9",
-            "one of the two",
+            "one of micro_batch_size and micro_batch_tokens",
             "both",
-            "micro_batch_tokens for samples of uneven length",
+            "memory alone",
         ),
-        ({"collate": list}, "collate=...", "micro_batch_size or", "neither", "leave collate out"),
-        ({"pad": {"x": 0}}, "pad=...", "micro_batch_size or", "neither", "leave pad out"),
-        ({"length": len}, "length=...", "micro_batch_size or", "neither", "leave length out"),
-        ({"device": "cpu"}, "device=...", "micro_batch_size or", "neither", "leave device out"),
+        (
+            {"memory": "1GiB", "micro_batch_size": 2, "micro_batch_tokens": 9},
+            "memory='1GiB', micro_batch_size=2, micro_batch_tokens=9",
+            "one of memory and micro_batch_size and micro_batch_tokens",
+            "all three",
+            "memory alone",
+        ),
+        ({"memory": 0}, "memory=0", "positive number of bytes", "0", '"4GiB"'),
+        ({"memory": -5}, "memory=-5", "positive number of bytes", "-5", '"4GiB"'),
+        ({"memory": "12 bananas"}, "memory='12 bananas'", "positive", "bananas", '"4GiB"'),
+        ({"memory": "900TiB"}, "memory='900TiB'", "at most", "900.00 TiB", "leave memory out"),
+        (
+            {"loss": None, "collate": list},
+            "collate=...",
+            "a loss function",
+            "none",
+            "leave collate out",
+        ),
+        ({"loss": None, "pad": {"x": 0}}, "pad=...", "a loss function", "none", "leave pad out"),
+        (
+            {"loss": None, "length": len},
+            "length=...",
+            "a loss function",
+            "none",
+            "leave length out",
+        ),
+        (
+            {"loss": None, "device": "cpu"},
+            "device=...",
+            "a loss function",
+            "none",
+            "leave device out",
+        ),
+        (
+            {"loss": None, "memory": "1GiB"},
+            "memory=...",
+            "a loss function",
+            "none",
+            "leave memory out",
+        ),
+        (
+            {"loss": None, "micro_batch_size": 2},
+            "micro_batch_size=.",
+            "a loss function",
+            "none",
+            "Pass loss",
+        ),
         ({"max_grad_norm": "1"}, "max_grad_norm='1'", "a positive norm", "'1'", "=None"),
         (
             {"device": "cudaa", "micro_batch_size": 1},
@@ -53,9 +96,9 @@ def encoded(length=3):
         (
             {"cost": ga.partition.Cost(), "micro_batch_size": 2},
             "cost=",
-            "micro_batch_tokens",
-            "no cap",
-            "leave cost out",
+            "memory or micro_batch_tokens",
+            "leaves nothing to choose",
+            "Leave micro_batch_size out",
         ),
         ({"max_grad_norm": 0}, "max_grad_norm=0", "positive", "0", "max_grad_norm=None"),
         ({"pad": 3, "micro_batch_size": 2}, "pad=int", "mapping", "3", "-100"),
@@ -117,19 +160,10 @@ def test_schedulers_one_or_several(several):
 
 
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-@pytest.mark.parametrize(
-    ("loss", "options", "told"),
-    [
-        (None, {"micro_batch_size": 2}, "no loss function"),
-        (squares, {}, "no size of a micro-batch"),
-    ],
-)
-def test_a_door_that_lacks_its_parts(method, loss, options, told):
+def test_a_door_that_lacks_the_loss(method):
     model = nn.Linear(2, 1)
-    accumulator = ga.accumulator(
-        model, torch.optim.SGD(model.parameters(), lr=1.0), loss, **options
-    )
-    with pytest.raises(ArgumentError, match=told) as caught:
+    accumulator = ga.accumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(ArgumentError, match="got none") as caught:
         getattr(accumulator, method)(torch.ones(2, 2))
     assert f"accumulator.{method}(batch)" in caught.value.call
 

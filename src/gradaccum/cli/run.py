@@ -17,6 +17,7 @@ from gradaccum.cli.folder import choose_folder, write_config, write_folder, writ
 from gradaccum.cli.stop import stop_on_interrupt
 from gradaccum.cli.targets import Build
 from gradaccum.errors import ArgumentError, DataError
+from gradaccum.memory import usable_bytes
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.schedule import scheduler
 from gradaccum.recipes.settings import Settings
@@ -49,13 +50,7 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
             got=type(recipe).__name__,
             remedy="Return Recipe(model=..., loss=..., optimizer=..., train=..., held_out=...).",
         )
-    if settings.micro_batch_size is None and settings.micro_batch_tokens is None:
-        raise ArgumentError(
-            f"train {settings.recipe}",
-            expected="the size of a micro-batch",
-            got="none",
-            remedy="Pass --micro-batch-size, or --micro-batch-tokens for samples with lengths.",
-        )
+    settings = _sized(settings, recipe)
     if len(recipe.held_out) == 0:
         raise ArgumentError(
             f"{settings.recipe}: Recipe(held_out=...)",
@@ -77,6 +72,7 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         recipe.loss,
         scheduler=scheduler(recipe.optimizer, settings, steps=len(batches)),
         max_grad_norm=settings.max_grad_norm,
+        memory=settings.memory,
         micro_batch_size=settings.micro_batch_size,
         micro_batch_tokens=settings.micro_batch_tokens,
         collate=recipe.collate,
@@ -90,8 +86,10 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
             got=f"{before.samples} of them, in which no token carries weight",
             remedy="Give more data, so that more of it is held out; or another --seed.",
         )
+    if recipe.lengths is not None and accumulator.cut is not None:
+        accumulator.cut.admit(recipe.lengths)  # before anything is written
     first = before.loss
-    console.print(_summary(recipe, settings, steps=len(batches), folder=folder))
+    console.print(_summary(recipe, settings, accumulator.cut, steps=len(batches), folder=folder))
     console.print(_looked(0, first, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder / "config.toml", settings, _versions())
@@ -103,6 +101,16 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         finish(stopped=True)
         raise
     finish(stopped=stopped)
+
+
+def _sized(settings: Settings, recipe: Recipe) -> Settings:
+    """Say how much memory is free, where nothing was said: so the run can be repeated."""
+    if settings.memory or settings.micro_batch_size or settings.micro_batch_tokens:
+        return settings
+    parameters = list(recipe.model.parameters())
+    held = sum(p.numel() * p.element_size() for p in parameters)
+    free = usable_bytes(parameters[0].device, held=held)
+    return settings.model_copy(update={"memory": f"{free // 2**20}MiB"})
 
 
 def _loop(
@@ -156,15 +164,10 @@ def _finish(
     console.print(Text(f"run folder: {folder}"), soft_wrap=True)
 
 
-def _summary(recipe: Recipe, settings: Settings, *, steps: int, folder: Path) -> Table:
+def _summary(recipe: Recipe, settings: Settings, cut: Any, *, steps: int, folder: Path) -> Table:
     """Return what is about to be trained, as a table."""
     parameters = sum(p.numel() for p in recipe.model.parameters())
     device = next(recipe.model.parameters()).device
-    cap = (
-        f"at most {settings.micro_batch_tokens:,} tokens"
-        if settings.micro_batch_tokens
-        else f"{settings.micro_batch_size} samples"
-    )
     samples = f"{len(recipe.train):,}, and {len(recipe.held_out):,} held out"
     if recipe.lengths is not None:
         samples += f"; {count(float(recipe.lengths.sum()))} tokens"
@@ -174,7 +177,7 @@ def _summary(recipe: Recipe, settings: Settings, *, steps: int, folder: Path) ->
         ("model", f"{type(recipe.model).__name__}, {count(parameters)} parameters, on {device}"),
         ("samples", samples),
         ("effective batch", f"{settings.effective_batch:,} samples"),
-        ("micro-batch", cap),
+        ("micro-batch", str(cut)),
         ("optimizer steps", f"{steps:,}"),
         ("run folder", str(folder)),
     ):

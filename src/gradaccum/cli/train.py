@@ -35,11 +35,15 @@ def train(
     effective_batch: Annotated[
         int | None, typer.Option(help="Samples in one optimizer step.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Most that a step may use on the device, as 4GiB; else what is free."),
+    ] = None,
     micro_batch_size: Annotated[
-        int | None, typer.Option(help="Samples on the device at once.")
+        int | None, typer.Option(help="Samples on the device at once, in place of --memory.")
     ] = None,
     micro_batch_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens on the device at once, padding included.")
+        int | None, typer.Option(help="Most tokens on the device at once, in place of --memory.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
@@ -80,6 +84,7 @@ def train(
         "model": model,
         "max_length": max_length,
         "effective_batch": effective_batch,
+        "memory": memory,
         "micro_batch_size": micro_batch_size,
         "micro_batch_tokens": micro_batch_tokens,
         "steps": steps,

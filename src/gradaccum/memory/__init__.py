@@ -1,7 +1,23 @@
-"""Bytes: a budget, a meter of what is alive, and a guard that enforces the one by the other."""
+"""Bytes: a budget, a meter of what is alive, a guard, and what a micro-batch will need."""
 
+from gradaccum.memory.allocator import AllocatorBytes
 from gradaccum.memory.budget import Budget
+from gradaccum.memory.device import total_bytes, usable_bytes
 from gradaccum.memory.guard import guarded
 from gradaccum.memory.meter import LiveBytes
+from gradaccum.memory.model import Peaks, Probe, fit
+from gradaccum.memory.needs import Needs, needs_of
 
-__all__ = ["Budget", "LiveBytes", "guarded"]
+__all__ = [
+    "AllocatorBytes",
+    "Budget",
+    "LiveBytes",
+    "Needs",
+    "Peaks",
+    "Probe",
+    "fit",
+    "guarded",
+    "needs_of",
+    "total_bytes",
+    "usable_bytes",
+]

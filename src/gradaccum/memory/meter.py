@@ -5,6 +5,7 @@ backward pass included, and follows each storage from the operation that made it
 an operation needs inside itself and gives back before it returns is not seen.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import ReferenceType, ref
@@ -24,11 +25,23 @@ class LiveBytes(TorchDispatchMode):
 
     Args:
         limit: Called with the live bytes whenever an operation has added to them; may raise.
+        device: Count storages on this device alone; None for all.
+
+    Attributes:
+        live: Bytes that are alive now.
+        peak: The most that were.
+        timeline: Live bytes after each operation since it was entered.
     """
 
-    def __init__(self, limit: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit: Callable[[int], None] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
-        self._limit = limit
+        self._limit, self._device = limit, device
+        self.timeline = array("q")
         self._alive: dict[ReferenceType[Any], int] = {}
         self.live = 0
         self.peak = 0
@@ -59,11 +72,14 @@ class LiveBytes(TorchDispatchMode):
         for leaf in flat(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf)
+        self.timeline.append(self.live)
         if self._limit is not None and self.live > before:
             self._limit(self.live)
         return result
 
     def _note(self, tensor: Tensor) -> None:
+        if self._device is not None and tensor.device != self._device:
+            return
         if tensor.layout != torch.strided:
             for part in (tensor._indices(), tensor._values()):
                 self._note(part)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradaccum.errors import ArgumentError
+from gradaccum.units import binary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +94,10 @@ class Cap:
     def of(self, count: int, length: int) -> float:
         """Return the size of a micro-batch of `count` samples padded to `length`."""
         return float(count * length if self.size is None else self.size(count, length))
+
+    def told(self, size: float) -> str:
+        """Return a size in words: ``"8,192 tokens"``, ``"700 MiB"``."""
+        return binary(size) if self.unit == "bytes" else f"{size:,.0f} {self.unit}"
 
     def most(self, length: int, available: int) -> int:
         """Return how many samples of `length` fit, at most `available`; 0 if not even one."""

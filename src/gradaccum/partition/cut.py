@@ -196,9 +196,16 @@ def admit(lengths: np.ndarray, cap: Cap, *, indices: np.ndarray | None = None) -
     length = int(lengths[longest])
     if (needs := cap.of(1, length)) > cap.limit:
         index = longest if indices is None else int(indices[longest])
+        if cap.unit == "bytes":
+            remedy = (
+                f"Truncate it, raise memory to {cap.told(1.01 * needs)}, or let it need less: "
+                "activation checkpointing (use_reentrant=False), a loss head in chunks."
+            )
+        else:
+            remedy = f"Truncate it, or raise the cap to {ceil(needs):,} {cap.unit}."
         raise SampleTooLargeError(
             f"sample {index} (length {length:,})",
-            expected=f"at most {cap.limit:,.0f} {cap.unit} in a micro-batch",
-            got=f"{needs:,.0f} {cap.unit} for this sample alone",
-            remedy=f"Truncate it, or raise the cap to {ceil(needs):,} {cap.unit}.",
+            expected=f"at most {cap.told(cap.limit)} in a micro-batch",
+            got=f"{cap.told(needs)} for this sample alone",
+            remedy=remedy,
         )

@@ -53,6 +53,9 @@ class FixedCut:
     def __post_init__(self) -> None:
         require_positive("micro_batch_size", self.size)
 
+    def __str__(self) -> str:
+        return f"{self.size:,} samples"
+
     def __call__(
         self,
         num_samples: int,
@@ -89,6 +92,9 @@ class CappedCut:
 
     cap: Cap
     cost: Cost = field(default_factory=Cost)
+
+    def __str__(self) -> str:
+        return f"at most {self.cap.told(self.cap.limit)}"
 
     def __call__(
         self,

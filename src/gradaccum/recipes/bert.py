@@ -18,9 +18,7 @@ from gradaccum.recipes.text.entropy import unigram_entropy
 from gradaccum.recipes.text.extras import import_extra
 from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
-DEFAULTS = MappingProxyType(
-    {"steps": 400, "lr": 2e-3, "micro_batch_tokens": 2048, "max_length": 256}
-)
+DEFAULTS = MappingProxyType({"steps": 400, "lr": 2e-3, "max_length": 256})
 _VOCABULARY = 2048
 _SHARE = 0.15  # of tokens to be predicted, as in BERT (arXiv:1810.04805)
 _SHOWN, _SHOWN_TOKENS = 4, 60

@@ -16,7 +16,7 @@ from gradaccum.recipes.text.entropy import unigram_entropy
 from gradaccum.recipes.text.extras import import_extra
 from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
-DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3, "micro_batch_tokens": 2048})
+DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3})
 _VOCABULARY = 2048
 _PROMPT = "def "
 _PROMPT_TOKENS = 4  # of a held-out text, where the user brings their own

@@ -6,11 +6,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gradaccum.errors import ArgumentError
+from gradaccum.memory import Budget
 
 Scheduler = Literal["cosine", "linear", "constant"]
+
+_CHOICES = (("memory", "micro_batch_size", "micro_batch_tokens"), ("steps", "epochs"))
 
 
 class Settings(BaseModel):
@@ -24,8 +27,10 @@ class Settings(BaseModel):
         model: Folder or name of a pretrained model; by default a small new one.
         max_length: Longest sample in tokens; longer ones are cut into pieces.
         effective_batch: Samples whose gradients make one optimizer step.
-        micro_batch_size: Samples in a micro-batch, in place of `micro_batch_tokens`.
-        micro_batch_tokens: Most tokens in a micro-batch, after padding.
+        memory: Bytes that a step may use on the device, such as ``"4GiB"``; by default nine tenths
+            of what is free.
+        micro_batch_size: Samples in a micro-batch, in place of `memory`.
+        micro_batch_tokens: Most tokens in a micro-batch, after padding, in place of `memory`.
         steps: Optimizer steps, in place of `epochs`.
         epochs: Passes over the data.
         lr: Peak learning rate.
@@ -47,6 +52,7 @@ class Settings(BaseModel):
     model: str | None = None
     max_length: int = Field(512, ge=3)
     effective_batch: int = Field(64, ge=1)
+    memory: str | None = None
     micro_batch_size: int | None = Field(None, ge=1)
     micro_batch_tokens: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)
@@ -59,11 +65,23 @@ class Settings(BaseModel):
     seed: int = Field(0, ge=0)
     device: str | None = None
 
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _is_a_budget(cls, memory: Any) -> str | None:
+        if memory is None:
+            return None
+        try:
+            Budget.of(memory)
+        except ArgumentError as error:
+            raise ValueError(error.expected) from None
+        return str(memory)
+
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
-        for one, other in (("micro_batch_size", "micro_batch_tokens"), ("steps", "epochs")):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ValueError(f"one of {one} and {other}, not both")
+        for choice in _CHOICES:
+            told = [name for name in choice if getattr(self, name) is not None]
+            if len(told) > 1:
+                raise ValueError(f"only one of {', '.join(choice)}")
         return self
 
 
@@ -93,10 +111,10 @@ def settings(
                     got=repr(key),
                     remedy=nearest(key, list(Settings.model_fields)),
                 )
-            for pair in ({"micro_batch_size", "micro_batch_tokens"}, {"steps", "epochs"}):
-                if key in pair and not pair <= set(source):
-                    (other,) = pair - {key}
-                    merged.pop(other, None)  # a choice replaces the other way to say it
+            for choice in _CHOICES:
+                if key in choice:
+                    for other in set(choice) - set(source):
+                        merged.pop(other, None)  # a choice replaces the other ways to say it
             merged[key] = value
     try:
         return Settings(**merged)
@@ -106,7 +124,7 @@ def settings(
         raise ArgumentError(
             f"{call}: {key} = {first['input']!r}" if key else call,
             expected=first["msg"].removeprefix("Input should be ").removeprefix("Value error, "),
-            got=repr(first["input"]) if key else "both",
+            got=repr(first["input"]) if key else "more",
             remedy="Change it and start again; nothing was written.",
         ) from None
 

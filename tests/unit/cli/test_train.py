@@ -224,7 +224,18 @@ BAD = {
     "broken line": (["gpt", "--data", "broken.jsonl"], "line 2"),
     "too little": (["gpt", "--data", "short.txt"], "at least 10 samples"),
     "no such device": (["gpt", "--data", "words.txt", "--device", "cuda:9"], "device"),
-    "two sizes": (["gpt", "--micro-batch-size", "2", "--micro-batch-tokens", "9"], "not both"),
+    "two sizes": (["gpt", "--micro-batch-size", "2", "--micro-batch-tokens", "9"], "only one of"),
+    "no budget": (["gpt", "--memory", "12 bananas"], "memory = '12 bananas': expected a positive"),
+    "budget of nothing": (["gpt", "--memory", "0"], "memory = '0': expected a positive"),
+    "too large a budget": (["gpt", "--data", "words.txt", "--memory", "900TiB"], "at most"),
+    "too small a budget": (
+        ["gpt", "--data", "words.txt", "--memory", "1MiB"],
+        "for what a step holds whatever its size, got parameters",
+    ),
+    "too small for a sample": (
+        ["gpt", "--data", "words.txt", "--memory", "14MiB", "--max-length", "512"],
+        "for this sample alone. Truncate it, raise memory to",
+    ),
     "zero": (["gpt", "--effective-batch", "0"], "effective_batch"),
     "sample too large": (
         ["gpt", "--data", "words.txt", "--max-length", "24", "--micro-batch-tokens", "9"],
@@ -237,7 +248,6 @@ BAD = {
     "infinite norm": (["gpt", "--max-grad-norm", "inf"], "max_grad_norm"),
     "an emoji in words": (["nowhere:key:factory"], "nowhere:key:factory"),
     "no data named": (["gpt", "--data", ""], "no such file"),
-    "no size": (["twice:build"], "--micro-batch-size"),
     "no model": (["gpt", "--data", "words.txt", "--model", "./nowhere"], "nowhere"),
 }
 

@@ -1,5 +1,7 @@
 """The cut against a twin that tries every cut, O(n^2) in time and without its shortcuts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,12 +99,21 @@ def test_too_large_a_sample_is_named():
 
 
 def test_too_large_a_sample_is_told_in_the_unit_of_the_cap():
-    cap = Cap(limit=100, size=quadratic, unit="bytes")
+    cap = Cap(limit=100, size=quadratic, unit="pixels")
     admit(np.array([5, 32]), cap)  # 32 + 64 = 96
-    with pytest.raises(SampleTooLargeError, match=r"100 bytes in .* bytes for this") as caught:
+    with pytest.raises(SampleTooLargeError, match=r"100 pixels in .* pixels for this") as caught:
         admit(np.array([5, 33]), cap)  # 33 + 68.06 = 101.06
     raised = float(caught.value.remedy.split()[-2])
-    admit(np.array([5, 33]), Cap(limit=raised, size=quadratic, unit="bytes"))
+    admit(np.array([5, 33]), Cap(limit=raised, size=quadratic, unit="pixels"))
+
+
+def test_too_large_a_sample_is_told_what_memory_would_do():
+    cap = Cap(limit=2**20, size=lambda n, length: 5000 * n * length, unit="bytes")
+    with pytest.raises(SampleTooLargeError, match=r"at most 1.00 MiB .* 1.43 MiB for") as caught:
+        admit(np.array([5, 300]), cap)
+    told = caught.value.remedy.split("memory to ")[1].split(",")[0]
+    assert told == "1.44 MiB"
+    admit(np.array([5, 300]), replace(cap, limit=1.44 * 2**20))
 
 
 def test_longest_first_and_stable():

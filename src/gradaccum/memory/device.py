@@ -1,0 +1,67 @@
+"""How much memory a device has, and how much of it this process may still take."""
+
+import os
+from pathlib import Path
+
+import torch
+
+_USABLE = 0.9  # of what is free: fragments, and what kernels take for themselves
+_GROUP = Path("/sys/fs/cgroup")
+_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Return the bytes that a device has.
+
+    Args:
+        device: A CUDA device, or the CPU: its memory, or what the container may use of it.
+
+    Returns:
+        Bytes.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *(limit for limit, _ in _container())])
+
+
+def usable_bytes(device: torch.device, *, held: int) -> int:
+    """Return the budget of a step where the user names none.
+
+    Args:
+        device: Where it runs.
+        held: Bytes that the step will use and that are there already, such as parameters.
+
+    Returns:
+        Nine tenths of what is free, and what is held.
+    """
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + cached
+    else:
+        free = min([_available(), *(limit - used for limit, used in _container())])
+    return held + int(_USABLE * max(free, 0))
+
+
+def _available() -> int:
+    """Return the bytes of main memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        told = {line.split(":")[0]: line.split()[1] for line in lines}
+        return int(told["MemAvailable"]) * 1024
+    except (OSError, KeyError):  # not Linux: half of what there is
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _container() -> list[tuple[int, int]]:
+    """Return limit and use of a control group's memory, where it has a limit."""
+    found = []
+    for limit, used in _LIMITS:
+        try:
+            found.append((int((_GROUP / limit).read_text()), int((_GROUP / used).read_text())))
+        except (OSError, ValueError):  # none, or "max"
+            continue
+    return found

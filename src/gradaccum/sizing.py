@@ -1,0 +1,204 @@
+"""How large micro-batches may be: told, or found with a few small ones under a budget."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from gradaccum.errors import ArgumentError
+from gradaccum.memory import Budget, Needs, Peaks, Probe, fit, usable_bytes
+from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut
+from gradaccum.units import binary
+
+_LARGEST_PROBE = 0.5  # of what the budget leaves for activations
+_MOST_SAMPLES = 2**20  # in a micro-batch, whatever the memory
+
+
+class Trial(Protocol):
+    """Runs micro-batches whose gradients are thrown away."""
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Return a context in which `probe` may be called."""
+
+    def needs(self) -> Needs:
+        """Return what is held whatever the size of a micro-batch."""
+
+    def probe(self, positions: np.ndarray) -> Probe | None:
+        """Return what a micro-batch of the samples at these positions needs.
+
+        Args:
+            positions: In the effective batch.
+
+        Returns:
+            None if the device has not enough memory for it.
+        """
+
+
+class Sizing(Protocol):
+    """A way to find the size of micro-batches, asked before the first."""
+
+    def __call__(self, num_samples: int, lengths: np.ndarray | None, trial: Trial) -> Cut:
+        """Return how effective batches are to be cut.
+
+        Args:
+            num_samples: Of the first effective batch.
+            lengths: ``(n,)`` tokens of its samples; None where they have none.
+            trial: Runs some of them.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The user said how to cut.
+
+    Args:
+        cut: How.
+    """
+
+    cut: Cut
+
+    def __call__(self, num_samples: int, lengths: np.ndarray | None, trial: Trial) -> Cut:
+        """Return it."""
+        return self.cut
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnderBudget:
+    """The budget says: the cheapest micro-batches that fit into it.
+
+    Args:
+        budget: Bytes that a step may use; None for what the device has free.
+        device: Where it runs.
+        cost: What a micro-batch costs in time.
+    """
+
+    budget: Budget | None
+    device: torch.device
+    cost: Cost = field(default_factory=Cost)
+
+    def __call__(self, num_samples: int, lengths: np.ndarray | None, trial: Trial) -> Cut:
+        """Probe, fit, and return the cut.
+
+        Args:
+            num_samples: Of the first effective batch.
+            lengths: ``(n,)`` tokens of its samples; None where they have none.
+            trial: Runs some of them.
+
+        Returns:
+            The cut.
+
+        Raises:
+            ArgumentError: Parameters, gradients and optimizer alone exceed the budget.
+        """
+        needs = trial.needs()
+        held = needs.parameters + needs.buffers // 2  # the copy of the buffers is not there yet
+        budget = self.budget or Budget(bytes=usable_bytes(self.device, held=held))
+        if needs.least > budget.bytes:
+            raise ArgumentError(
+                f"memory={binary(budget.bytes)!r}",
+                expected=f"at least {binary(needs.least)} for what a step holds whatever its size",
+                got=", ".join(f"{part} {binary(size)}" for part, size in needs.parts().items()),
+                remedy="Raise memory, train fewer parameters, or use an optimizer with less state.",
+            )
+        with trial.opened():
+            peaks = _measured(num_samples, lengths, trial, needs, budget)
+        cap = Cap(limit=budget.bytes, size=peaks, unit="bytes")
+        if lengths is not None:
+            return CappedCut(cap=cap, cost=self.cost)
+        CappedCut(cap=cap).admit(np.ones(1, dtype=np.int64))
+        return FixedCut(size=cap.most(1, _MOST_SAMPLES))
+
+
+def _measured(
+    num_samples: int,
+    lengths: np.ndarray | None,
+    trial: Trial,
+    needs: Needs,
+    budget: Budget,
+) -> Peaks:
+    """Probe from the smallest micro-batch up, each only if those before say that it fits.
+
+    Returns:
+        The peak of any micro-batch.
+
+    Raises:
+        ArgumentError: The device has not enough memory for the smallest sample.
+    """
+    told = np.ones(num_samples, dtype=np.int64) if lengths is None else np.maximum(lengths, 1)
+    order = np.argsort(told, kind="stable")
+    ascending = told[order]
+    room = _LARGEST_PROBE * (budget.bytes - needs.rest)
+    probes: list[Probe] = []
+
+    def fitted() -> Peaks:
+        return fit(probes, rest=needs.rest, update=needs.least)
+
+    def probe(positions: np.ndarray) -> None:
+        if (found := trial.probe(positions)) is not None:
+            probes.append(found)
+
+    probe(order[:1])
+    if not probes:
+        raise ArgumentError(
+            f"memory={binary(budget.bytes)!r}",
+            expected="a device with room for one sample",
+            got=f"out of memory for the smallest of the effective batch ({ascending[0]:,} tokens)"
+            if lengths is not None
+            else "out of memory for one sample",
+            remedy="Free memory on the device, or take smaller samples or a smaller model.",
+        )
+    for positions in _shapes(order, ascending):
+        if _guess(probes, len(positions), int(told[positions].max())) <= room:
+            probe(positions)
+    if fitted().predicted(2, int(ascending[-1])) > 0.8 * budget.bytes:  # some samples will go alone
+        for positions in _alone(order, ascending):
+            if fitted().predicted(1, int(told[positions].max())) <= budget.bytes:
+                probe(positions)
+    large = _large(order, ascending, fitted(), needs.rest + room)
+    if large is not None:
+        probe(large)
+    return fitted()
+
+
+def _shapes(order: np.ndarray, ascending: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield positions of small micro-batches, of shapes that tell the terms of the fit apart."""
+    for count, factor in ((2, 1), (4, 1), (2, 3), (4, 5)):
+        # the first sample that is so many times as long as the shortest ones, or the longest
+        last = int(np.searchsorted(ascending[:-1], factor * ascending[min(1, len(order) - 1)]))
+        last = max(last, count - 1)
+        if last < len(order):
+            yield order[last - count + 1 : last + 1]
+
+
+def _alone(order: np.ndarray, ascending: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield single samples: about 2 and 4 times as long as the shortest."""
+    for factor in (2, 4):
+        last = int(np.searchsorted(ascending[:-1], factor * ascending[0]))
+        yield order[last : last + 1]
+
+
+def _guess(probes: Sequence[Probe], count: int, length: int) -> float:
+    """Return what a micro-batch will need at most, as if every byte grew with the last probe's.
+
+    Args:
+        probes: Of smaller ones.
+        count: Its samples.
+        length: What they are padded to.
+    """
+    last = max(probes, key=lambda probe: probe.peak)
+    longer = max(length / last.length, 1)
+    return last.peak * max(count / last.count, 1) * longer**2
+
+
+def _large(
+    order: np.ndarray, ascending: np.ndarray, peaks: Peaks, limit: float
+) -> np.ndarray | None:
+    """Return the positions of a large micro-batch that will fit: the longest samples that do."""
+    for last in (len(order) - 1, len(order) // 2):
+        count = Cap(limit=limit, size=peaks).most(int(ascending[last]), last + 1)
+        if count > 1:
+            return order[last - count + 1 : last + 1]
+    return None

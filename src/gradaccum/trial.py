@@ -1,0 +1,131 @@
+"""Micro-batches that run as in an effective batch, measured, whose gradients are thrown away."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradaccum.batch import EffectiveBatch
+from gradaccum.engine import Engine
+from gradaccum.errors import PhaseError
+from gradaccum.feed import Feed
+from gradaccum.loss import Terms
+from gradaccum.memory import AllocatorBytes, LiveBytes, Needs, Probe, needs_of
+from gradaccum.protocols import GradientSync
+from gradaccum.snapshot import preserved
+from gradaccum.tree import flat
+from gradaccum.update import Update
+
+
+class EngineTrial:
+    """Runs micro-batches of an effective batch through the engine that will train on them.
+
+    What is measured is the middle of an effective batch: gradient sums are there and are added to,
+    and another micro-batch waits on the device.
+
+    Args:
+        engine: Sums gradients; nothing may be open in it.
+        model: Its random generators, buffers and modes are put back.
+        update: The optimizers.
+        feed: Collates micro-batches.
+        forward: From a micro-batch to its loss.
+        sync: Told to hold gradients back from other ranks.
+        effective: Where samples are taken from.
+        weighed: Its weights by term of the loss, if it was weighed beforehand.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        model: nn.Module,
+        update: Update,
+        feed: Feed,
+        forward: Callable[[Any], Terms],
+        sync: GradientSync,
+        effective: EffectiveBatch,
+        weighed: Mapping[str, float] | None,
+    ) -> None:
+        self._engine, self._model, self._update = engine, model, update
+        self._feed, self._forward, self._sync = feed, forward, sync
+        self._effective, self._weighed = effective, weighed
+        self._steady = False
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open an effective batch that is dropped at the end.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            PhaseError: An effective batch is open already.
+        """
+        if self._engine.opened is not None:
+            raise PhaseError(
+                "finding out how much memory a micro-batch needs",
+                expected="no effective batch to be open",
+                got=f"phase {self._engine.phase.name}",
+                remedy="Call step or evaluate before a loop of your own, or pass micro_batch_size.",
+            )
+        self._steady = False
+        with preserved(self._model):
+            self._engine.begin(weighed=self._weighed)
+            try:
+                yield
+            finally:
+                self._engine.drop()
+
+    def needs(self) -> Needs:
+        """Return what is held whatever the size of a micro-batch."""
+        return needs_of(self._model, self._update.optimizers)
+
+    def probe(self, positions: np.ndarray) -> Probe | None:
+        """Return what a micro-batch of the samples at these positions needs.
+
+        Args:
+            positions: In the effective batch.
+
+        Returns:
+            None if the device has not enough memory for it.
+        """
+        try:
+            if not self._steady:  # the first backward makes the gradient sums
+                self._run(self._feed.peek(self._effective, positions.tolist()))
+                self._steady = True
+            return self._measured(positions)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _measured(self, positions: np.ndarray) -> Probe:
+        device = self._feed.device
+        live = LiveBytes(device=device)
+        live.follow([*self._model.parameters(), *self._model.buffers(), *self._sums()])
+        rest = live.live
+        micro = self._feed.peek(self._effective, positions.tolist())
+        live.follow(leaf for leaf in flat(micro) if isinstance(leaf, Tensor))
+        inputs = live.live - rest  # of this micro-batch, and about as much of the one that waits
+        own = AllocatorBytes(device) if device.type == "cuda" else nullcontext(live)
+        with own as meter:
+            before = meter.live
+            with live:
+                self._run(micro)
+            peak = meter.peak - before + 2 * inputs
+        lengths = self._effective.lengths(self._feed.length)
+        return Probe(
+            count=len(positions),
+            length=1 if lengths is None else max(int(lengths[positions].max()), 1),
+            timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest + inputs,
+            peak=peak,
+        )
+
+    def _run(self, micro: Any) -> None:
+        with self._sync.hold(last=False):
+            self._engine.add(self._forward(micro))
+
+    def _sums(self) -> list[Tensor]:
+        held = (p for o in self._update.optimizers for g in o.param_groups for p in g["params"])
+        return [p.grad for p in held if p.grad is not None]
