@@ -103,3 +103,52 @@ def test_yes_or_no_labels_may_be_integers():
 def test_nothing_is_broadcast(name):
     with pytest.raises((LossError, ValueError), match=r"(?i)torch.Size\(\[3\]\)|\(3,\)"):
         getattr(losses, name)(torch.ones(3, 1), torch.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_head_in_chunks_is_the_head(dtype, bias):
+    """600 labels, so that there are three chunks, the last one short; a third carry no loss."""
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 200, 8, dtype=dtype, requires_grad=True)
+    head = torch.nn.Linear(8, 50, bias=bias, dtype=dtype)
+    labels = torch.randint(0, 50, (3, 200))
+    labels[torch.rand(3, 200) < 0.3] = -100
+    inputs = [hidden, *head.parameters()]
+    exact = dtype == torch.float64
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if exact else {"rtol": 1e-5, "atol": 1e-4}
+    pairs = (
+        (losses.cross_entropy, losses.linear_cross_entropy),
+        (losses.causal_cross_entropy, losses.causal_linear_cross_entropy),
+    )
+    for plain, chunked in pairs:
+        expected = plain(head(hidden), labels)
+        found = chunked(hidden, head.weight, labels, bias=head.bias)
+        torch.testing.assert_close(found.sum, expected.sum, **tolerance)
+        assert found.weight == expected.weight
+        one = torch.autograd.grad(3 * expected.sum, inputs)
+        two = torch.autograd.grad(3 * found.sum, inputs)
+        for a, b in zip(one, two, strict=True):
+            torch.testing.assert_close(a, b, **tolerance)
+        with torch.no_grad():
+            again = chunked(hidden, head.weight, labels, bias=head.bias)
+        torch.testing.assert_close(again.sum, expected.sum.detach(), **tolerance)
+
+
+def test_a_head_in_chunks_without_a_label():
+    hidden, head = torch.randn(2, 3, 4, requires_grad=True), torch.nn.Linear(4, 5, bias=False)
+    found = losses.linear_cross_entropy(hidden, head.weight, torch.full((2, 3), -100))
+    assert (float(found.sum.detach()), float(found.weight)) == (0.0, 0.0)
+    found.sum.backward()
+    assert hidden.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 4), (5, 4), (2, 2)), ((2, 3, 4), (4, 5), (2, 3)), ((6, 4), (5, 4), (2, 3))]
+)
+def test_a_head_in_chunks_that_does_not_fit(shapes):
+    hidden, weight, labels = shapes
+    with pytest.raises(LossError, match=r"hidden \(..., dim\)"):
+        losses.linear_cross_entropy(
+            torch.zeros(hidden), torch.zeros(weight), torch.zeros(labels, dtype=torch.long)
+        )

@@ -1,0 +1,104 @@
+"""What makes a sample need less memory, at the price of time: recompute instead of keep."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gradaccum.errors import ArgumentError
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that a model is stacked from, in order.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        The modules of one class, at least two, that stand in a ``ModuleList`` or ``Sequential``:
+        of the class that holds the most parameters. Empty if there is none.
+    """
+    groups: dict[type[nn.Module], list[nn.Module]] = defaultdict(list)
+    for container in model.modules():
+        if isinstance(container, (nn.ModuleList, nn.Sequential)):
+            for child in container:
+                if not any(child is one for one in groups[type(child)]):
+                    groups[type(child)].append(child)
+    blocks = [group for group in groups.values() if len(group) > 1]
+    return max(blocks, key=_parameters, default=[])
+
+
+def checkpoint_blocks(model: nn.Module) -> int:
+    """Let a model recompute its blocks in the backward pass, instead of keeping their activations.
+
+    The update stays the same, dropout included, at about a third more time. Non-reentrant; running
+    statistics, as of BatchNorm, move once. Parameters and `state_dict` stay as they are.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        How many blocks there are. Those that are checkpointed already are left as they are.
+
+    Raises:
+        ArgumentError: The model is not stacked from blocks.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise ArgumentError(
+            f"checkpoint_blocks({type(model).__name__})",
+            expected="at least two modules of one class in a ModuleList or a Sequential",
+            got="none",
+            remedy="Call torch.utils.checkpoint.checkpoint(..., use_reentrant=False) in forward.",
+        )
+    for block in blocks:
+        if not isinstance(vars(block).get("forward"), Checkpointed):
+            block.forward = Checkpointed(block)
+    return len(blocks)
+
+
+class Checkpointed:
+    """A block's forward that keeps its inputs alone.
+
+    Args:
+        block: Runs as it did.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block, self._forward = block, block.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block; again in the backward pass, where there is one."""
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        contexts = partial(_contexts, self._block)
+        return checkpoint(self._forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _contexts(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _buffers_kept(block)
+
+
+@contextmanager
+def _buffers_kept(block: nn.Module) -> Iterator[None]:
+    """Put buffers back after a second run, so that they move once.
+
+    Past autograd, which saves some of them and would take the change for a mistake.
+    """
+    kept = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in kept:
+            buffer.data.copy_(value)
+
+
+def _parameters(blocks: Sequence[nn.Module]) -> int:
+    return sum(p.numel() for block in blocks for p in block.parameters())
