@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -104,7 +105,7 @@ class UnderBudget:
                 remedy="Raise memory, train fewer parameters, or use an optimizer with less state.",
             )
         with trial.opened():
-            peaks = _measured(num_samples, lengths, trial, needs, budget)
+            peaks = measured(num_samples, lengths, trial, needs, limit=budget.bytes)
         cap = Cap(limit=budget.bytes, size=peaks, unit="bytes")
         if lengths is not None:
             return CappedCut(cap=cap, cost=self.cost)
@@ -112,14 +113,22 @@ class UnderBudget:
         return FixedCut(size=cap.most(1, _MOST_SAMPLES))
 
 
-def _measured(
+def measured(
     num_samples: int,
     lengths: np.ndarray | None,
     trial: Trial,
     needs: Needs,
-    budget: Budget,
+    *,
+    limit: float = inf,
 ) -> Peaks:
     """Probe from the smallest micro-batch up, each only if those before say that it fits.
+
+    Args:
+        num_samples: Of an effective batch.
+        lengths: ``(n,)`` tokens of its samples; None where they have none.
+        trial: Runs some of them; must be open.
+        needs: What is held whatever the size of a micro-batch.
+        limit: Bytes that may be used. Without one, shapes are chosen for the fit alone.
 
     Returns:
         The peak of any micro-batch.
@@ -130,7 +139,7 @@ def _measured(
     told = np.ones(num_samples, dtype=np.int64) if lengths is None else np.maximum(lengths, 1)
     order = np.argsort(told, kind="stable")
     ascending = told[order]
-    room = _LARGEST_PROBE * (budget.bytes - needs.rest)
+    room = _LARGEST_PROBE * (limit - needs.rest)
     probes: list[Probe] = []
 
     def fitted() -> Peaks:
@@ -143,7 +152,7 @@ def _measured(
     probe(order[:1])
     if not probes:
         raise ArgumentError(
-            f"memory={binary(budget.bytes)!r}",
+            "a first probe of the memory that is needed",
             expected="a device with room for one sample",
             got=f"out of memory for the smallest of the effective batch ({ascending[0]:,} tokens)"
             if lengths is not None
@@ -153,12 +162,12 @@ def _measured(
     for positions in _shapes(order, ascending):
         if _guess(probes, len(positions), int(told[positions].max())) <= room:
             probe(positions)
-    if fitted().predicted(2, int(ascending[-1])) > 0.8 * budget.bytes:  # some samples will go alone
-        for positions in _alone(order, ascending):
-            if fitted().predicted(1, int(told[positions].max())) <= budget.bytes:
+    bounded = limit < inf
+    if not bounded or fitted().predicted(2, int(ascending[-1])) > 0.8 * limit:
+        for positions in _alone(order, ascending):  # some samples will go alone
+            if fitted().predicted(1, int(told[positions].max())) <= limit:
                 probe(positions)
-    large = _large(order, ascending, fitted(), needs.rest + room)
-    if large is not None:
+    if bounded and (large := _large(order, ascending, fitted(), needs.rest + room)) is not None:
         probe(large)
     return fitted()
 

@@ -94,7 +94,7 @@ class EngineTrial:
         """
         try:
             if not self._steady:  # the first backward makes the gradient sums
-                self._run(self._feed.peek(self._effective, positions.tolist()))
+                self._run(self._feed.peek(self._effective, positions.tolist()), LiveBytes())
                 self._steady = True
             return self._measured(positions)
         except torch.OutOfMemoryError:
@@ -112,19 +112,24 @@ class EngineTrial:
         with own as meter:
             before = meter.live
             with live:
-                self._run(micro)
+                kept = self._run(micro, live) - rest + inputs
             peak = meter.peak - before + 2 * inputs
         lengths = self._effective.lengths(self._feed.length)
         return Probe(
             count=len(positions),
             length=1 if lengths is None else max(int(lengths[positions].max()), 1),
             timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest + inputs,
+            kept=kept,
             peak=peak,
         )
 
-    def _run(self, micro: Any) -> None:
+    def _run(self, micro: Any, meter: LiveBytes) -> int:
+        """Run forward and backward; return the live bytes between the two."""
         with self._sync.hold(last=False):
-            self._engine.add(self._forward(micro))
+            terms = self._forward(micro)
+            kept = meter.live
+            self._engine.add(terms)
+        return kept
 
     def _sums(self) -> list[Tensor]:
         held = (p for o in self._update.optimizers for g in o.param_groups for p in g["params"])

@@ -13,7 +13,7 @@ embedding to that of the logits: on GPT-2 and BERT it is exact to the byte with 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,12 +28,14 @@ class Probe:
         count: Its samples.
         length: What they were padded to; 1 where samples have no lengths.
         timeline: ``(operations,)`` live bytes after each operation.
+        kept: Live bytes between forward and backward: inputs, and what autograd keeps.
         peak: The most bytes, by the device's own count where it keeps one.
     """
 
     count: int
     length: int
     timeline: np.ndarray
+    kept: int
     peak: int
 
 
@@ -47,6 +49,7 @@ class Peaks:
         alone: ``(k, 4)`` coefficients for micro-batches of one sample, in which some copies are
             left out, since a dimension of 1 is contiguous.
         several: ``(k, 4)`` coefficients for those of more.
+        kept: ``(1, 4)`` coefficients of what is there between forward and backward.
         margin: Relative; twice the largest error that was seen, and at least 0.5 %.
     """
 
@@ -54,6 +57,7 @@ class Peaks:
     update: int
     alone: np.ndarray
     several: np.ndarray
+    kept: np.ndarray
     margin: float
 
     def __call__(self, count: int, length: int) -> float:
@@ -71,6 +75,10 @@ class Peaks:
     def predicted(self, count: int, length: int) -> float:
         """Return the predicted peak without margin, in bytes."""
         return max(self.rest + self._above(count, length), self.update)
+
+    def activations(self, count: int, length: int) -> float:
+        """Return what is there between forward and backward, above what is there at rest."""
+        return _highest(self.kept, count, length)
 
     def _above(self, count: int, length: int) -> float:
         one = _highest(self.alone, 1, length)
@@ -103,8 +111,13 @@ def fit(probes: Sequence[Probe], *, rest: int, update: int) -> Peaks:
         update=update,
         alone=_coefficients(alone or several),
         several=_coefficients(several or alone),
+        kept=_coefficients([_keeping(probe) for probe in several or alone]),
         margin=max(_LEAST_MARGIN, 2 * max(errors)),
     )
+
+
+def _keeping(probe: Probe) -> Probe:
+    return replace(probe, timeline=np.array([probe.kept]), peak=probe.kept)
 
 
 def _features(count: float, length: float) -> np.ndarray:

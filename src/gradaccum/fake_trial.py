@@ -1,0 +1,163 @@
+"""Micro-batches that run on fake tensors: shapes and bytes as in earnest, and no numbers."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from gradaccum.batch import EffectiveBatch
+from gradaccum.errors import ArgumentError
+from gradaccum.feed import Feed
+from gradaccum.loss import Tally
+from gradaccum.memory import LiveBytes, Needs, Probe, needs_of
+from gradaccum.protocols import LossFunction
+from gradaccum.snapshot import preserved
+from gradaccum.tree import flat, map_leaves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a micro-batch computes.
+
+    Args:
+        count: Its samples.
+        length: What they are padded to.
+        flops: Floating-point operations of forward and backward, recomputation included.
+    """
+
+    count: int
+    length: int
+    flops: int
+
+
+class FakeTrial:
+    """Predicts what micro-batches need, without running anything or having a device.
+
+    Args:
+        model: Copied; of its parameters nothing but shapes.
+        optimizers: Hold parameters of it.
+        loss: ``loss(model, micro_batch)``; must not look at numbers.
+        feed: Collates micro-batches.
+        effective: Where samples are taken from.
+        weighed: Its weights by term of the loss, if it was weighed beforehand.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        loss: LossFunction,
+        feed: Feed,
+        effective: EffectiveBatch,
+        weighed: dict[str, float] | None = None,
+    ) -> None:
+        self._real, self._optimizers, self._loss = model, tuple(optimizers), loss
+        self._feed, self._effective, self._weighed = feed, effective, weighed
+        self._fake = FakeTensorMode()
+        with FakeCopyMode(self._fake):
+            self._model = deepcopy(model)
+        held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        pairs = zip(model.parameters(), self._model.parameters(), strict=True)
+        self._trained = [fake for real, fake in pairs if id(real) in held and real.requires_grad]
+        self.work: list[Work] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make gradient sums, of which there are none before.
+
+        Yields:
+            Nothing.
+        """
+        with preserved(self._real):
+            for parameter in self._trained:
+                with self._fake:
+                    parameter.grad = torch.empty_like(parameter)
+            yield
+
+    def needs(self) -> Needs:
+        """Return what is held whatever the size of a micro-batch."""
+        return needs_of(self._real, self._optimizers)
+
+    def probe(self, positions: np.ndarray) -> Probe:
+        """Return what a micro-batch of the samples at these positions needs.
+
+        Args:
+            positions: In the effective batch.
+
+        Returns:
+            Its timeline.
+
+        Raises:
+            ArgumentError: The loss or the model cannot run without numbers.
+        """
+        real = self._feed.peek(self._effective, positions.tolist())
+        try:
+            return self._predicted(real, positions)
+        except Exception as error:  # whatever a user's model may raise on fake tensors
+            raise ArgumentError(
+                "predicting memory without running",
+                expected="a model and a loss that run on shapes alone",
+                got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                remedy="Leave item(), bool(tensor) and indexing by masks out of forward and loss; "
+                "or train with memory=..., which probes in earnest.",
+            ) from error
+
+    def _predicted(self, real: Any, positions: np.ndarray) -> Probe:
+        micro = map_leaves(self._faked, real)
+        live, flops = LiveBytes(), _Flops()
+        sums = [p.grad for p in self._trained if p.grad is not None]
+        live.follow([*self._model.parameters(), *self._model.buffers(), *sums])
+        rest = live.live
+        live.follow(leaf for leaf in flat(micro) if isinstance(leaf, Tensor))
+        inputs = live.live - rest
+        with self._fake, flops, live:
+            found = self._loss(self._model, micro)  # unchecked: its weight has no number
+            terms = found if isinstance(found, Mapping) else {"": found}
+            kept = live.live - rest + inputs
+            total = Tally(self._weighed).differentiable(terms)
+            torch.autograd.backward(total, inputs=self._trained)
+        lengths = self._effective.lengths(self._feed.length)
+        length = 1 if lengths is None else max(int(lengths[positions].max()), 1)
+        self.work.append(Work(count=len(positions), length=length, flops=flops.total))
+        return Probe(
+            count=len(positions),
+            length=length,
+            timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest + inputs,
+            kept=kept,
+            peak=live.peak - rest + inputs,
+        )
+
+    def _faked(self, leaf: Any) -> Any:
+        return self._fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+class _Flops(TorchDispatchMode):
+    """Counts as torch's FlopCounterMode does, whose hooks on modules would keep tensors alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and add what it computes."""
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=out)
+        return out
