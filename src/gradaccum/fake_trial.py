@@ -1,7 +1,7 @@
 """Micro-batches that run on fake tensors: shapes and bytes as in earnest, and no numbers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from gradaccum.batch import EffectiveBatch
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
+from gradaccum.levers import Levers, checkpoint_blocks
 from gradaccum.loss import Tally
 from gradaccum.memory import LiveBytes, Needs, Probe, needs_of
 from gradaccum.protocols import LossFunction
@@ -48,6 +50,7 @@ class FakeTrial:
         loss: ``loss(model, micro_batch)``; must not look at numbers.
         feed: Collates micro-batches.
         effective: Where samples are taken from.
+        levers: Applied to the copy, but for the chunked loss, which is another `loss`.
         weighed: Its weights by term of the loss, if it was weighed beforehand.
     """
 
@@ -59,6 +62,7 @@ class FakeTrial:
         loss: LossFunction,
         feed: Feed,
         effective: EffectiveBatch,
+        levers: Levers | None = None,
         weighed: dict[str, float] | None = None,
     ) -> None:
         self._real, self._optimizers, self._loss = model, tuple(optimizers), loss
@@ -69,6 +73,9 @@ class FakeTrial:
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         pairs = zip(model.parameters(), self._model.parameters(), strict=True)
         self._trained = [fake for real, fake in pairs if id(real) in held and real.requires_grad]
+        if levers is not None and levers.checkpointing:
+            checkpoint_blocks(self._model)
+        self._parking = levers is not None and levers.parking
         self.work: list[Work] = []
 
     @contextmanager
@@ -120,7 +127,8 @@ class FakeTrial:
         rest = live.live
         live.follow(leaf for leaf in flat(micro) if isinstance(leaf, Tensor))
         inputs = live.live - rest
-        with self._fake, flops, live:
+        hooks = saved_tensors_hooks(_packed, self._unpacked) if self._parking else nullcontext()
+        with self._fake, flops, live, hooks:
             found = self._loss(self._model, micro)  # unchecked: its weight has no number
             terms = found if isinstance(found, Mapping) else {"": found}
             kept = live.live - rest + inputs
@@ -137,8 +145,18 @@ class FakeTrial:
             peak=live.peak - rest + inputs,
         )
 
+    def _unpacked(self, packed: Any) -> Tensor:
+        """Bring a parked tensor back: another storage."""
+        size, stride, dtype, device = packed
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
     def _faked(self, leaf: Any) -> Any:
         return self._fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _packed(tensor: Tensor) -> Any:
+    """Park a tensor: nothing of it stays on the device."""
+    return tensor.size(), tensor.stride(), tensor.dtype, tensor.device
 
 
 class _Flops(TorchDispatchMode):
@@ -160,4 +178,7 @@ class _Flops(TorchDispatchMode):
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.total += formula(*args, **(kwargs or {}), out_val=out)
+        elif func._schema.name == "torch_nn::_linear_cross_entropy_batch_chunked":
+            (labels, dim), classes, gradients = args[0].shape, args[1].shape[0], sum(args[12:14])
+            self.total += 2 * labels * dim * classes * (1 + gradients)  # it makes them on the way
         return out

@@ -3,14 +3,73 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from gradaccum.errors import ArgumentError
+from gradaccum.protocols import LossFunction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Levers:
+    """What is done so that a sample needs less memory. The update stays the same.
+
+    Args:
+        chunked_loss: The loss head runs over some labels at a time.
+        checkpointing: Blocks are run again in the backward pass.
+        parking: What autograd keeps is parked in host memory.
+    """
+
+    chunked_loss: bool = False
+    checkpointing: bool = False
+    parking: bool = False
+
+    def __str__(self) -> str:
+        names = [
+            field.name.replace("_", " ") for field in fields(self) if getattr(self, field.name)
+        ]
+        return " + ".join(names) or "none"
+
+
+def reached_for(*, chunked_loss: bool, blocks: bool, host: bool) -> list[Levers]:
+    """Return none, and ever more levers, in the order in which they cost time.
+
+    Args:
+        chunked_loss: Whether there is a loss with a chunked head.
+        blocks: Whether the model is stacked from blocks.
+        host: Whether the device has a host to park on.
+
+    Returns:
+        Each with one lever more than the one before.
+    """
+    found = [Levers()]
+    there = {"chunked_loss": chunked_loss, "checkpointing": blocks, "parking": host}
+    for name in (name for name, can in there.items() if can):
+        found.append(replace(found[-1], **{name: True}))
+    return found
+
+
+def parked(loss: LossFunction) -> LossFunction:
+    """Return a loss whose saved tensors wait for the backward pass in pinned host memory.
+
+    Args:
+        loss: ``loss(model, micro_batch)`` on an accelerator; on a CPU there is nothing to gain.
+
+    Returns:
+        The same loss.
+    """
+
+    def through_host(model: Any, micro: Any) -> Any:
+        with save_on_cpu(pin_memory=True):
+            return loss(model, micro)
+
+    return through_host
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

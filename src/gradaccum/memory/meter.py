@@ -2,7 +2,8 @@
 
 On a CPU nothing counts them, so a dispatch mode does: it sees every operation, those of the
 backward pass included, and follows each storage from the operation that made it to its end. What
-an operation needs inside itself and gives back before it returns is not seen.
+an operation needs inside itself and gives back before it returns is not seen; only the logits of
+one chunk are added where torch's cross-entropy in chunks runs.
 """
 
 from array import array
@@ -72,9 +73,11 @@ class LiveBytes(TorchDispatchMode):
         for leaf in flat(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf)
-        self.timeline.append(self.live)
-        if self._limit is not None and self.live > before:
-            self._limit(self.live)
+        most = self.live + _inside(func, args)
+        self.peak = max(self.peak, most)
+        self.timeline.append(most)
+        if self._limit is not None and most > before:
+            self._limit(most)
         return result
 
     def _note(self, tensor: Tensor) -> None:
@@ -94,3 +97,11 @@ class LiveBytes(TorchDispatchMode):
 
     def _forget(self, key: "ReferenceType[Any]") -> None:
         self.live -= self._alive.pop(key, 0)
+
+
+def _inside(func: Any, args: tuple[Any, ...]) -> int:
+    """Return the bytes that an operation takes and gives back, where they are known."""
+    if func._schema.name != "torch_nn::_linear_cross_entropy_batch_chunked":
+        return 0
+    hidden, weight, chunk = args[0], args[1], args[8]
+    return int(chunk * weight.shape[0] * max(hidden.element_size(), 4))

@@ -45,6 +45,7 @@ def build(settings: Settings) -> Recipe:
     return Recipe(
         model=model,
         loss=loss,
+        chunked_loss=chunked_loss if _head_is_linear(model) else None,
         optimizer=adamw(model, settings),
         train=_samples(data.train),
         held_out=_samples(data.held_out),
@@ -71,6 +72,38 @@ def loss(model: Any, micro: dict[str, torch.Tensor]) -> Loss:
     """
     logits = model(input_ids=micro["input_ids"], use_cache=False).logits
     return losses.causal_cross_entropy(logits, micro["labels"])
+
+
+def chunked_loss(model: Any, micro: dict[str, torch.Tensor]) -> Loss:
+    """Return the same loss, without ever holding the logits of all tokens.
+
+    Args:
+        model: A causal language model whose head is a linear layer.
+        micro: ``input_ids`` and ``labels``, each ``(batch, length)``.
+
+    Returns:
+        The summed loss, and the number of predicted tokens.
+    """
+    hidden = model.base_model(input_ids=micro["input_ids"], use_cache=False).last_hidden_state
+    head = model.get_output_embeddings()
+    return losses.causal_linear_cross_entropy(
+        hidden, head.weight, micro["labels"], bias=getattr(head, "bias", None)
+    )
+
+
+@torch.no_grad()
+def _head_is_linear(model: Any) -> bool:
+    """Return whether logits are the head's product and no more: some models scale or bound them."""
+    ids = torch.arange(1, 4, device=model.device).unsqueeze(0)
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        return False
+    mode = model.training
+    model.eval()
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    same = torch.allclose(head(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-5)
+    model.train(mode)
+    return same
 
 
 def _filler(tokenizer: Any) -> int:

@@ -23,6 +23,8 @@ class Recipe:
     Args:
         model: On the device.
         loss: ``loss(model, micro_batch)``.
+        chunked_loss: The same loss with a head in chunks, where that is possible; taken where one
+            sample alone would not fit into memory.
         optimizer: Holds parameters of the model.
         train: Map-style dataset of samples.
         held_out: Samples that are not trained on.
@@ -39,6 +41,7 @@ class Recipe:
     optimizer: Optimizer
     train: Any
     held_out: Sequence[Any]
+    chunked_loss: LossFunction | None = None
     lengths: np.ndarray | None = None
     collate: CollateFunction | None = None
     pad: Any = None

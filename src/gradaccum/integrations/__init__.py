@@ -1,0 +1,1 @@
+"""One file for each guest: the only place that knows it."""

@@ -1,0 +1,302 @@
+"""Before the first step, or before there is a device: what fits into a budget, and what it costs.
+
+Everything here is predicted on fake tensors. Time is counted in floating-point operations, those of
+recomputation included, and in the fixed cost of a micro-batch; it is told relative to the fastest
+plan, or in seconds where a device was timed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.optim import Optimizer
+
+from gradaccum.batch import EffectiveBatch, effective_batch
+from gradaccum.errors import SampleTooLargeError
+from gradaccum.fake_trial import FakeTrial, Work
+from gradaccum.feed import Feed
+from gradaccum.levers import Levers, reached_for, repeated_blocks
+from gradaccum.memory import Budget, Needs, Peaks
+from gradaccum.partition import Cap, Cost, Partition, fixed, optimal
+from gradaccum.protocols import LossFunction
+from gradaccum.sizing import measured
+from gradaccum.units import binary
+
+_STEPS = 9  # points of each curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is planned for.
+
+    Args:
+        model: The model.
+        optimizers: Hold parameters of it.
+        loss: ``loss(model, micro_batch)``.
+        chunked_loss: The same loss with a chunked head, if there is one.
+        feed: Collates samples.
+        batches: Some effective batches; samples of the first are probed.
+        longest: Length of the longest sample that will come; 1 where samples have no lengths.
+        parking: Whether the device has a host to park tensors on.
+    """
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    loss: LossFunction
+    feed: Feed
+    batches: Sequence[EffectiveBatch]
+    longest: int
+    chunked_loss: LossFunction | None = None
+    parking: bool = False
+
+    def levers(self) -> list[Levers]:
+        """Return what may be pulled: nothing, then ever more, in the order in which it is."""
+        return reached_for(
+            chunked_loss=self.chunked_loss is not None,
+            blocks=bool(repeated_blocks(self.model)),
+            host=self.parking,
+        )
+
+    def trial(self, levers: Levers, *, sample: Any = None) -> FakeTrial:
+        """Return a trial on fake tensors, of the first effective batch or of the longest sample."""
+        chunked = self.chunked_loss if levers.chunked_loss else None
+        alone = replace(self.feed, length=lambda _: self.longest)
+        return FakeTrial(
+            model=self.model,
+            optimizers=self.optimizers,
+            loss=chunked or self.loss,
+            feed=self.feed if sample is None else alone,
+            effective=self.batches[0] if sample is None else effective_batch([sample]),
+            levers=levers,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One way to make an optimizer step.
+
+    Args:
+        levers: What is pulled.
+        limit: Bytes that its micro-batches were cut under.
+        peak: Bytes of its largest micro-batch, all included.
+        micro_batches: Accumulation steps, on average.
+        largest: Samples of its largest micro-batch, and what they are padded to.
+        real_share: Share of the computed positions that are no padding.
+        time: Of an optimizer step: in seconds, or relative to the fastest.
+    """
+
+    levers: Levers
+    limit: float
+    peak: float
+    micro_batches: float
+    largest: tuple[int, int]
+    real_share: float
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """What some levers need and cost.
+
+    Args:
+        levers: What is pulled.
+        peaks: Of any micro-batch.
+        flops: ``(2,)`` floating-point operations for a position, and for a squared one.
+    """
+
+    levers: Levers
+    peaks: Peaks
+    flops: np.ndarray
+
+    def work(self, count: int, length: int) -> float:
+        """Return the floating-point operations of a micro-batch."""
+        return float(self.flops @ (count * length, count * length**2))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What fits, and what is best.
+
+    Args:
+        budget: What was asked for.
+        needs: What is held whatever the size of a micro-batch.
+        curves: By levers.
+        points: The frontier, from little memory to much, for each of the levers.
+        chosen: The fastest that fits.
+        reason: Why, in one sentence.
+        seconds: Whether times are seconds.
+    """
+
+    budget: Budget
+    needs: Needs
+    curves: tuple[Curve, ...]
+    points: tuple[Point, ...]
+    chosen: Point
+    reason: str
+    seconds: bool
+
+    def curve(self, levers: Levers) -> Curve:
+        """Return the curve of some levers."""
+        return next(curve for curve in self.curves if curve.levers == levers)
+
+    def caps(self, lengths: Iterable[int]) -> dict[int, int]:
+        """Return how many samples of each length go into one micro-batch of the chosen plan."""
+        cap = Cap(limit=self.budget.bytes, size=self.curve(self.chosen.levers).peaks)
+        return {length: cap.most(length, 2**20) for length in lengths}
+
+
+def plan(
+    subject: Subject,
+    budget: Budget,
+    *,
+    cost: Cost | None = None,
+    clock: Callable[[Levers], float] | None = None,
+) -> Plan:
+    """Predict what fits into a budget and what it costs.
+
+    Args:
+        subject: What is planned for.
+        budget: Bytes that a step may use.
+        cost: Fixed cost of a micro-batch, in tokens.
+        clock: Returns seconds for one floating-point operation under some levers, where there is a
+            device to time; else times are relative.
+
+    Returns:
+        The plan.
+
+    Raises:
+        SampleTooLargeError: One sample alone does not fit, whatever is pulled.
+    """
+    needs, curves = None, []
+    for one in subject.levers():
+        trial = subject.trial(one)
+        needs = needs or trial.needs()
+        with trial.opened():
+            first = subject.batches[0]
+            peaks = measured(len(first), first.lengths(subject.feed.length), trial, needs)
+        curves.append(Curve(levers=one, peaks=peaks, flops=_flops(trial.work)))
+    base = curves[0].flops[0]  # one token's work, by which the fixed cost of a micro-batch is told
+    rates = [1.0 if clock is None else clock(curve.levers) for curve in curves]
+    every = [_lengths(batch, subject.feed) for batch in subject.batches]
+    points = [
+        _point(curve, limit, every, cost or Cost(), base, rate)
+        for curve, rate in zip(curves, rates, strict=True)
+        for limit in _limits(curve.peaks, every, subject.longest, budget)
+    ]
+    if clock is None and points:
+        fastest = min(point.time for point in points)
+        points = [replace(point, time=point.time / fastest) for point in points]
+    fitting = [point for point in points if point.limit <= budget.bytes]
+    alone = {str(curve.levers): curve.peaks(1, subject.longest) for curve in curves}
+    if needs is None or not fitting:
+        told = ", ".join(f"{name} {binary(size)}" for name, size in alone.items())
+        raise SampleTooLargeError(
+            f"memory={binary(budget.bytes)!r}, longest sample {subject.longest:,}",
+            expected="room for one sample alone",
+            got=f"a predicted peak by levers: {told}",
+            remedy=f"Truncate samples, or raise memory to {binary(1.01 * min(alone.values()))}.",
+        )
+    chosen = min(fitting, key=lambda point: (round(point.time, 6), point.peak))
+    return Plan(
+        budget=budget,
+        needs=needs,
+        curves=tuple(curves),
+        points=tuple(points),
+        chosen=chosen,
+        reason=_reason(chosen, alone, subject.longest, budget),
+        seconds=clock is not None,
+    )
+
+
+def least_levers(subject: Subject, budget: Budget, sample: Any) -> Levers:
+    """Return as few levers as let the longest sample fit alone.
+
+    Args:
+        subject: What is trained.
+        budget: Bytes that a step may use.
+        sample: The longest.
+
+    Returns:
+        The levers; all there are if it fits with none.
+    """
+    for levers in (options := subject.levers()):
+        trial = subject.trial(levers, sample=sample)
+        needs = trial.needs()
+        with trial.opened():
+            if needs.rest + trial.probe(np.zeros(1, dtype=np.int64)).peak <= budget.bytes:
+                return levers
+    return options[-1]
+
+
+def _lengths(batch: EffectiveBatch, feed: Feed) -> np.ndarray:
+    found = batch.lengths(feed.length)
+    return np.ones(len(batch), dtype=np.int64) if found is None else found
+
+
+def _flops(work: Sequence[Work]) -> np.ndarray:
+    """Fit floating-point operations to positions and squared positions."""
+    terms = np.array([(w.count * w.length, w.count * w.length**2) for w in work], dtype=float)
+    scale = terms.max(axis=0)
+    solved, *_ = np.linalg.lstsq(
+        terms / scale, np.array([w.flops for w in work], float), rcond=None
+    )
+    return np.asarray(np.maximum(solved, 0) / scale)
+
+
+def _limits(peaks: Peaks, every: Sequence[np.ndarray], longest: int, budget: Budget) -> list[float]:
+    """Return bytes from what one sample needs to what a whole effective batch does."""
+    least = peaks(1, longest)
+    most = max(peaks(len(lengths), int(lengths.max())) for lengths in every)
+    found = np.geomspace(least, max(most, least), _STEPS).tolist()
+    if least <= budget.bytes < most:
+        found.append(float(budget.bytes))
+    return sorted({float(limit) for limit in found})
+
+
+def _point(
+    curve: Curve,
+    limit: float,
+    every: Sequence[np.ndarray],
+    cost: Cost,
+    base: float,
+    rate: float,
+) -> Point:
+    """Cut some effective batches under a limit, and add up what they need and cost."""
+    cap = Cap(limit=limit * (1 + 1e-9), size=curve.peaks, unit="bytes")
+    cuts: list[Partition] = [
+        optimal(lengths, cap, cost=cost)
+        if int(lengths.max()) > 1
+        else fixed(len(lengths), cap.most(1, len(lengths)))
+        for lengths in every
+    ]
+    shapes = [
+        (len(positions), int(lengths[positions].max()))
+        for lengths, cut in zip(every, cuts, strict=True)
+        for positions in cut
+    ]
+    work = sum(cost.fixed * base + curve.work(count, length) for count, length in shapes)
+    real = sum(int(lengths.sum()) for lengths in every)
+    return Point(
+        levers=curve.levers,
+        limit=limit,
+        peak=max(curve.peaks.predicted(*shape) for shape in shapes),
+        micro_batches=len(shapes) / len(every),
+        largest=max(shapes, key=lambda shape: curve.peaks.predicted(*shape)),
+        real_share=real / sum(count * length for count, length in shapes),
+        time=rate * work / len(every),
+    )
+
+
+def _reason(chosen: Point, alone: dict[str, float], longest: int, budget: Budget) -> str:
+    what = f"the fastest within {binary(budget.bytes)}"
+    if str(chosen.levers) == "none":
+        return f"Chosen as {what}; no lever is needed."
+    plain = alone.get("none", next(iter(alone.values())))
+    if plain > budget.bytes:
+        return (
+            f"Chosen as {what}: a sample of {longest:,} alone needs {binary(plain)} without "
+            f"levers, and {binary(alone[str(chosen.levers)])} with {chosen.levers}."
+        )
+    return f"Chosen as {what}: {chosen.levers} leaves room for larger micro-batches."
