@@ -19,12 +19,13 @@ from gradaccum.fake_trial import FakeTrial, Work
 from gradaccum.feed import Feed
 from gradaccum.levers import Levers, reached_for, repeated_blocks
 from gradaccum.memory import Budget, Needs, Peaks
-from gradaccum.partition import Cap, Cost, Partition, fixed, optimal
+from gradaccum.partition import Cap, Cost, fixed, optimal
 from gradaccum.protocols import LossFunction
 from gradaccum.sizing import measured
 from gradaccum.units import binary
 
 _STEPS = 9  # points of each curve
+_SAME = 1.02  # times that differ by less are the same: then fewer levers are better
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +153,7 @@ def plan(
     budget: Budget,
     *,
     cost: Cost | None = None,
-    clock: Callable[[Levers], float] | None = None,
+    clock: Callable[[Sequence[Levers]], Sequence[float]] | None = None,
 ) -> Plan:
     """Predict what fits into a budget and what it costs.
 
@@ -160,8 +161,8 @@ def plan(
         subject: What is planned for.
         budget: Bytes that a step may use.
         cost: Fixed cost of a micro-batch, in tokens.
-        clock: Returns seconds for one floating-point operation under some levers, where there is a
-            device to time; else times are relative.
+        clock: Returns the seconds of a floating-point operation under each of some levers, where
+            there is a device to time; else times are relative.
 
     Returns:
         The plan.
@@ -178,12 +179,13 @@ def plan(
             peaks = measured(len(first), first.lengths(subject.feed.length), trial, needs)
         curves.append(Curve(levers=one, peaks=peaks, flops=_flops(trial.work)))
     base = curves[0].flops[0]  # one token's work, by which the fixed cost of a micro-batch is told
-    rates = [1.0 if clock is None else clock(curve.levers) for curve in curves]
+    rates = [1.0] * len(curves) if clock is None else clock([curve.levers for curve in curves])
     every = [_lengths(batch, subject.feed) for batch in subject.batches]
+    cost = cost or Cost()
     points = [
-        _point(curve, limit, every, cost or Cost(), base, rate)
+        _point(curve, limit, every, cost, base, rate)
         for curve, rate in zip(curves, rates, strict=True)
-        for limit in _limits(curve.peaks, every, subject.longest, budget)
+        for limit in _limits(curve.peaks, every, subject.longest, budget, cost)
     ]
     if clock is None and points:
         fastest = min(point.time for point in points)
@@ -198,7 +200,10 @@ def plan(
             got=f"a predicted peak by levers: {told}",
             remedy=f"Truncate samples, or raise memory to {binary(1.01 * min(alone.values()))}.",
         )
-    chosen = min(fitting, key=lambda point: (round(point.time, 6), point.peak))
+    fastest = min(point.time for point in fitting)
+    close = [point for point in fitting if point.time <= _SAME * fastest]
+    order = [curve.levers for curve in curves]
+    chosen = min(close, key=lambda point: (order.index(point.levers), point.time, point.peak))
     return Plan(
         budget=budget,
         needs=needs,
@@ -245,14 +250,26 @@ def _flops(work: Sequence[Work]) -> np.ndarray:
     return np.asarray(np.maximum(solved, 0) / scale)
 
 
-def _limits(peaks: Peaks, every: Sequence[np.ndarray], longest: int, budget: Budget) -> list[float]:
-    """Return bytes from what one sample needs to what a whole effective batch does."""
+def _limits(
+    peaks: Peaks, every: Sequence[np.ndarray], longest: int, budget: Budget, cost: Cost
+) -> list[float]:
+    """Return bytes, from what one sample needs to what micro-batches need that nothing bounds."""
     least = peaks(1, longest)
-    most = max(peaks(len(lengths), int(lengths.max())) for lengths in every)
-    found = np.geomspace(least, max(most, least), _STEPS).tolist()
+    free = Cap(limit=1e30, size=peaks, unit="bytes")
+    most = max(least, *(peaks(*shape) for lengths in every for shape in _cut(lengths, free, cost)))
+    found = {float(limit) for limit in np.geomspace(least, most, _STEPS)}
     if least <= budget.bytes < most:
-        found.append(float(budget.bytes))
-    return sorted({float(limit) for limit in found})
+        found.add(float(budget.bytes))
+    return sorted(found)
+
+
+def _cut(lengths: np.ndarray, cap: Cap, cost: Cost) -> list[tuple[int, int]]:
+    """Cut an effective batch; return the samples and the length of each micro-batch."""
+    if int(lengths.max()) > 1:
+        cut = optimal(lengths, cap, cost=cost)
+    else:
+        cut = fixed(len(lengths), cap.most(1, len(lengths)))
+    return [(len(positions), int(lengths[positions].max())) for positions in cut]
 
 
 def _point(
@@ -265,17 +282,7 @@ def _point(
 ) -> Point:
     """Cut some effective batches under a limit, and add up what they need and cost."""
     cap = Cap(limit=limit * (1 + 1e-9), size=curve.peaks, unit="bytes")
-    cuts: list[Partition] = [
-        optimal(lengths, cap, cost=cost)
-        if int(lengths.max()) > 1
-        else fixed(len(lengths), cap.most(1, len(lengths)))
-        for lengths in every
-    ]
-    shapes = [
-        (len(positions), int(lengths[positions].max()))
-        for lengths, cut in zip(every, cuts, strict=True)
-        for positions in cut
-    ]
+    shapes = [shape for lengths in every for shape in _cut(lengths, cap, cost)]
     work = sum(cost.fixed * base + curve.work(count, length) for count, length in shapes)
     real = sum(int(lengths.sum()) for lengths in every)
     return Point(
@@ -285,7 +292,7 @@ def _point(
         micro_batches=len(shapes) / len(every),
         largest=max(shapes, key=lambda shape: curve.peaks.predicted(*shape)),
         real_share=real / sum(count * length for count, length in shapes),
-        time=rate * work / len(every),
+        time=float(rate * work / len(every)),
     )
 
 

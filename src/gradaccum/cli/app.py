@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gradaccum import __version__
+from gradaccum.cli.plan import plan
 from gradaccum.cli.train import train
 from gradaccum.errors import GradaccumError
 
@@ -38,6 +39,7 @@ def app() -> typer.Typer:
     )
     commands.callback()(_root)
     commands.command()(train)
+    commands.command()(plan)
     return commands
 
 

@@ -12,12 +12,13 @@ from gradaccum.errors import ArgumentError
 from gradaccum.recipes.settings import Settings
 
 
-def choose_folder(out: Path | None, recipe: str) -> Path:
+def choose_folder(out: Path | None, recipe: str, *, under: str = "runs") -> Path:
     """Return where a run is to be written; nothing is made yet.
 
     Args:
         out: What the user said.
         recipe: Names the folder if the user said nothing.
+        under: Where the folder is then.
 
     Returns:
         The folder, which is empty or not there.
@@ -27,7 +28,7 @@ def choose_folder(out: Path | None, recipe: str) -> Path:
     """
     if out is None:
         name = recipe.replace(":", "-").replace(".", "-")
-        return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        return Path(under) / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArgumentError(
             f"--out {out}",

@@ -15,9 +15,9 @@ from rich.text import Text
 import gradaccum as ga
 from gradaccum.cli.folder import choose_folder, write_config, write_folder, write_json, write_text
 from gradaccum.cli.stop import stop_on_interrupt
+from gradaccum.cli.subject import budget_of, built
 from gradaccum.cli.targets import Build
 from gradaccum.errors import ArgumentError, DataError
-from gradaccum.memory import usable_bytes
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.schedule import scheduler
 from gradaccum.recipes.settings import Settings
@@ -36,20 +36,13 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         out: The run folder, if the user named one.
 
     Raises:
-        ArgumentError: The factory returned no recipe.
+        ArgumentError: No sample is held out.
         DataError: Nothing in the held-out samples carries weight.
     """
     console = Console()
     folder = choose_folder(out, settings.recipe)
     with console.status("preparing data and model ..."):
-        recipe = build(settings)
-    if not isinstance(recipe, Recipe):
-        raise ArgumentError(
-            settings.recipe,
-            expected="a factory that returns a gradaccum.recipes.recipe.Recipe",
-            got=type(recipe).__name__,
-            remedy="Return Recipe(model=..., loss=..., optimizer=..., train=..., held_out=...).",
-        )
+        recipe = built(build, settings)
     settings = _sized(settings, recipe)
     if len(recipe.held_out) == 0:
         raise ArgumentError(
@@ -107,9 +100,8 @@ def _sized(settings: Settings, recipe: Recipe) -> Settings:
     """Say how much memory is free, where nothing was said: so the run can be repeated."""
     if settings.memory or settings.micro_batch_size or settings.micro_batch_tokens:
         return settings
-    parameters = list(recipe.model.parameters())
-    held = sum(p.numel() * p.element_size() for p in parameters)
-    free = usable_bytes(parameters[0].device, held=held)
+    device = next(recipe.model.parameters()).device
+    free = budget_of(settings, recipe, device).bytes
     return settings.model_copy(update={"memory": f"{free // 2**20}MiB"})
 
 

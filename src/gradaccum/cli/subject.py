@@ -1,7 +1,11 @@
 """What a recipe and its settings are planned as."""
 
+import torch
+
 import gradaccum as ga
+from gradaccum.cli.targets import Build
 from gradaccum.collate import collate_function
+from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
 from gradaccum.memory import Budget, usable_bytes
 from gradaccum.planner import Subject
@@ -9,6 +13,30 @@ from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings
 
 _BATCHES = 4  # effective batches that a plan is averaged over
+
+
+def built(build: Build, settings: Settings) -> Recipe:
+    """Build a recipe, and see that it is one.
+
+    Args:
+        build: Builds it.
+        settings: Of the run.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ArgumentError: The factory returned something else.
+    """
+    recipe = build(settings)
+    if not isinstance(recipe, Recipe):
+        raise ArgumentError(
+            settings.recipe,
+            expected="a factory that returns a gradaccum.recipes.recipe.Recipe",
+            got=type(recipe).__name__,
+            remedy="Return Recipe(model=..., loss=..., optimizer=..., train=..., held_out=...).",
+        )
+    return recipe
 
 
 def subject_of(recipe: Recipe, settings: Settings, *, parking: bool) -> Subject:
@@ -41,18 +69,28 @@ def subject_of(recipe: Recipe, settings: Settings, *, parking: bool) -> Subject:
     )
 
 
-def budget_of(settings: Settings, recipe: Recipe) -> Budget:
-    """Return the budget that the settings name, or else what the model's device has free.
+def budget_of(settings: Settings, recipe: Recipe, device: torch.device | None) -> Budget:
+    """Return the budget that the settings name, or else what a device has free.
 
     Args:
         settings: Of the run.
-        recipe: Its model is on the device.
+        recipe: Of its model, parameters count as held.
+        device: None if it is not here.
 
     Returns:
         The budget; in whole MiB where none is named, so that it can be named again.
+
+    Raises:
+        ArgumentError: No budget is named, and the device is not here to ask.
     """
     if settings.memory is not None:
         return Budget.of(settings.memory)
-    parameters = list(recipe.model.parameters())
-    held = sum(p.numel() * p.element_size() for p in parameters)
-    return Budget(bytes=usable_bytes(parameters[0].device, held=held) // 2**20 * 2**20)
+    if device is None:
+        raise ArgumentError(
+            f"plan {settings.recipe} --device {settings.device}",
+            expected="--memory, since the device is not here to be asked",
+            got="none",
+            remedy="Pass what the device has, --memory 24GiB for example.",
+        )
+    held = sum(p.numel() * p.element_size() for p in recipe.model.parameters())
+    return Budget(bytes=usable_bytes(device, held=held) // 2**20 * 2**20)
