@@ -1,5 +1,6 @@
 """Plan a run: nothing is trained, and nothing but what is asked for is written."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
