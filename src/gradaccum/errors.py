@@ -45,6 +45,10 @@ class SampleTooLargeError(GradaccumError, ValueError):
     """One sample alone exceeds the cap of a micro-batch."""
 
 
+class PredictionError(GradaccumError, RuntimeError):
+    """A model or a loss cannot run on shapes alone, so its memory cannot be predicted."""
+
+
 class DataError(GradaccumError, ValueError):
     """A file or a dataset of the user's cannot be read as samples."""
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from gradaccum.batch import EffectiveBatch
-from gradaccum.errors import ArgumentError
+from gradaccum.errors import PredictionError
 from gradaccum.feed import Feed
 from gradaccum.levers import Levers, checkpoint_blocks
 from gradaccum.loss import Tally
@@ -105,13 +105,13 @@ class FakeTrial:
             Its timeline.
 
         Raises:
-            ArgumentError: The loss or the model cannot run without numbers.
+            PredictionError: The loss or the model cannot run without numbers.
         """
         real = self._feed.peek(self._effective, positions.tolist())
         try:
             return self._predicted(real, positions)
         except Exception as error:  # whatever a user's model may raise on fake tensors
-            raise ArgumentError(
+            raise PredictionError(
                 "predicting memory without running",
                 expected="a model and a loss that run on shapes alone",
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",

@@ -25,7 +25,7 @@ from gradaccum.sizing import measured
 from gradaccum.units import binary
 
 _STEPS = 9  # points of each curve
-_SAME = 1.02  # times that differ by less are the same: then fewer levers are better
+_SAME = 1.02  # what differs by less is the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,13 +193,7 @@ def plan(
     fitting = [point for point in points if point.limit <= budget.bytes]
     alone = {str(curve.levers): curve.peaks(1, subject.longest) for curve in curves}
     if needs is None or not fitting:
-        told = ", ".join(f"{name} {binary(size)}" for name, size in alone.items())
-        raise SampleTooLargeError(
-            f"memory={binary(budget.bytes)!r}, longest sample {subject.longest:,}",
-            expected="room for one sample alone",
-            got=f"a predicted peak by levers: {told}",
-            remedy=f"Truncate samples, or raise memory to {binary(1.01 * min(alone.values()))}.",
-        )
+        raise SampleTooLargeError(f"memory={binary(budget.bytes)!r}", **_no_room(alone, subject))
     fastest = min(point.time for point in fitting)
     close = [point for point in fitting if point.time <= _SAME * fastest]
     order = [curve.levers for curve in curves]
@@ -224,15 +218,32 @@ def least_levers(subject: Subject, budget: Budget, sample: Any) -> Levers:
         sample: The longest.
 
     Returns:
-        The levers; all there are if it fits with none.
+        The levers.
+
+    Raises:
+        SampleTooLargeError: It does not fit, whatever is pulled.
     """
-    for levers in (options := subject.levers()):
+    alone: dict[str, float] = {}
+    for levers in subject.levers():
         trial = subject.trial(levers, sample=sample)
-        needs = trial.needs()
+        rest = trial.needs().rest
         with trial.opened():
-            if needs.rest + trial.probe(np.zeros(1, dtype=np.int64)).peak <= budget.bytes:
-                return levers
-    return options[-1]
+            alone[str(levers)] = needed = rest + trial.probe(np.zeros(1, dtype=np.int64)).peak
+        if needed * _SAME <= budget.bytes:
+            return levers
+    raise SampleTooLargeError(f"memory={binary(budget.bytes)!r}", **_no_room(alone, subject))
+
+
+def _no_room(alone: dict[str, float], subject: Subject) -> dict[str, str]:
+    """Return the parts of the message that one sample does not fit."""
+    told = ", ".join(f"{binary(size)} with {name}" for name, size in alone.items())
+    longest = subject.longest
+    sample = f"the longest sample ({longest:,} tokens)" if longest > 1 else "one sample"
+    return {
+        "expected": f"room for {sample} alone",
+        "got": f"a predicted peak of {told.replace('with none', 'without levers')}",
+        "remedy": f"Truncate samples, or raise memory to {binary(1.03 * min(alone.values()))}.",
+    }
 
 
 def _lengths(batch: EffectiveBatch, feed: Feed) -> np.ndarray:

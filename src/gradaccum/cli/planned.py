@@ -62,7 +62,10 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
         console.print()
     console.print(Text(made.reason), soft_wrap=True)
     if not there:
-        console.print(f"There is no {device} here: time is told in floating-point operations.")
+        console.print(
+            f"There is no {device} here: time is told in floating-point operations. The way to "
+            "the host and back, of what is parked, is not in it."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "plan.json", {"recipe": settings.recipe} | as_json(made, lengths))
     try:
@@ -81,7 +84,7 @@ def _device(settings: Settings) -> torch.device:
         raise ArgumentError(
             f"device {settings.device!r}",
             expected="the name of a device, here or elsewhere",
-            got=str(error).splitlines()[0],
+            got=repr(settings.device),
             remedy='Say "cpu" or "cuda".',
         ) from error
 

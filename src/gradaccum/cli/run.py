@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 import gradaccum as ga
+from gradaccum.cli.fitted import sized, with_levers
 from gradaccum.cli.folder import choose_folder, write_config, write_folder, write_json, write_text
 from gradaccum.cli.stop import stop_on_interrupt
-from gradaccum.cli.subject import budget_of, built
+from gradaccum.cli.subject import built
 from gradaccum.cli.targets import Build
 from gradaccum.errors import ArgumentError, DataError
 from gradaccum.recipes.recipe import Recipe
@@ -43,7 +44,8 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
     folder = choose_folder(out, settings.recipe)
     with console.status("preparing data and model ..."):
         recipe = built(build, settings)
-    settings = _sized(settings, recipe)
+        settings = sized(settings, recipe)
+        recipe, levers = with_levers(recipe, settings)
     if len(recipe.held_out) == 0:
         raise ArgumentError(
             f"{settings.recipe}: Recipe(held_out=...)",
@@ -82,7 +84,8 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
     if recipe.lengths is not None and accumulator.cut is not None:
         accumulator.cut.admit(recipe.lengths)  # before anything is written
     first = before.loss
-    console.print(_summary(recipe, settings, accumulator.cut, steps=len(batches), folder=folder))
+    told = {"micro-batch": str(accumulator.cut), "levers": str(levers)}
+    console.print(_summary(recipe, settings, told, steps=len(batches), folder=folder))
     console.print(_looked(0, first, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder / "config.toml", settings, _versions())
@@ -94,15 +97,6 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         finish(stopped=True)
         raise
     finish(stopped=stopped)
-
-
-def _sized(settings: Settings, recipe: Recipe) -> Settings:
-    """Say how much memory is free, where nothing was said: so the run can be repeated."""
-    if settings.memory or settings.micro_batch_size or settings.micro_batch_tokens:
-        return settings
-    device = next(recipe.model.parameters()).device
-    free = budget_of(settings, recipe, device).bytes
-    return settings.model_copy(update={"memory": f"{free // 2**20}MiB"})
 
 
 def _loop(
@@ -156,7 +150,9 @@ def _finish(
     console.print(Text(f"run folder: {folder}"), soft_wrap=True)
 
 
-def _summary(recipe: Recipe, settings: Settings, cut: Any, *, steps: int, folder: Path) -> Table:
+def _summary(
+    recipe: Recipe, settings: Settings, memory: dict[str, str], *, steps: int, folder: Path
+) -> Table:
     """Return what is about to be trained, as a table."""
     parameters = sum(p.numel() for p in recipe.model.parameters())
     device = next(recipe.model.parameters()).device
@@ -169,7 +165,7 @@ def _summary(recipe: Recipe, settings: Settings, cut: Any, *, steps: int, folder
         ("model", f"{type(recipe.model).__name__}, {count(parameters)} parameters, on {device}"),
         ("samples", samples),
         ("effective batch", f"{settings.effective_batch:,} samples"),
-        ("micro-batch", str(cut)),
+        *((name, value) for name, value in memory.items() if value != "none"),
         ("optimizer steps", f"{steps:,}"),
         ("run folder", str(folder)),
     ):

@@ -83,7 +83,7 @@ def frontier_tables(plan: Plan) -> Iterator[Table]:
     """
     for name, points in _by_levers(plan):
         table = Table(title=name, title_justify="left", box=None, padding=(0, 2))
-        for heading in ("", "peak", "accumulation steps", "largest", "real tokens", "time a step"):
+        for heading in ("", "peak", "micro-batches", "largest", "real tokens", "time a step"):
             table.add_column(heading, justify="right")
         for point in points:
             chosen, fits = point is plan.chosen, point.limit <= plan.budget.bytes

@@ -1,0 +1,55 @@
+"""A recipe that fits into the memory there is."""
+
+from dataclasses import replace
+
+from gradaccum.cli.subject import budget_of, subject_of
+from gradaccum.errors import PredictionError
+from gradaccum.integrations.transformers import masks_as_in_earnest
+from gradaccum.levers import Levers, checkpoint_blocks, parked
+from gradaccum.memory import Budget
+from gradaccum.planner import least_levers
+from gradaccum.recipes.recipe import Recipe
+from gradaccum.recipes.settings import Settings
+
+
+def sized(settings: Settings, recipe: Recipe) -> Settings:
+    """Say how much memory is free, where nothing was said: so the run can be repeated.
+
+    Args:
+        settings: Of the run.
+        recipe: Its model is on the device.
+
+    Returns:
+        Settings that say how micro-batches are sized.
+    """
+    if settings.memory or settings.micro_batch_size or settings.micro_batch_tokens:
+        return settings
+    device = next(recipe.model.parameters()).device
+    free = budget_of(settings, recipe, device).bytes
+    return settings.model_copy(update={"memory": f"{free // 2**20}MiB"})
+
+
+def with_levers(recipe: Recipe, settings: Settings) -> tuple[Recipe, Levers]:
+    """Pull as few levers as let the longest sample fit into memory, if there is a budget.
+
+    Args:
+        recipe: Its model may be changed.
+        settings: Of the run.
+
+    Returns:
+        The recipe with the loss that is to be taken, and what was pulled.
+    """
+    if settings.memory is None or len(recipe.train) == 0:
+        return recipe, Levers()
+    device = next(recipe.model.parameters()).device
+    subject = subject_of(recipe, settings, parking=device.type != "cpu")
+    longest = 0 if recipe.lengths is None else int(recipe.lengths.argmax())
+    try:
+        with masks_as_in_earnest():
+            levers = least_levers(subject, Budget.of(settings.memory), recipe.train[longest])
+    except PredictionError:  # it cannot be told beforehand; probes will tell
+        return recipe, Levers()
+    loss = (recipe.chunked_loss if levers.chunked_loss else None) or recipe.loss
+    if levers.checkpointing:
+        checkpoint_blocks(recipe.model)
+    return replace(recipe, loss=parked(loss) if levers.parking else loss), levers
