@@ -32,6 +32,18 @@ NAMES = {
 }
 
 FLAGS = {
+    "plan": {
+        "--data",
+        "--device",
+        "--effective-batch",
+        "--max-length",
+        "--memory",
+        "--model",
+        "--out",
+        "--seed",
+        "--text-field",
+        "--tokenizer",
+    },
     "train": {
         "--data",
         "--device",

@@ -18,6 +18,7 @@ from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
 DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3})
 _VOCABULARY = 2048
+_LONG = 2048  # tokens: 998 of 1,000 functions are shorter
 _PROMPT = "def "
 _PROMPT_TOKENS = 4  # of a held-out text, where the user brings their own
 _SHOWN = 120  # tokens of a sample of what was learnt
@@ -33,7 +34,7 @@ def build(settings: Settings) -> Recipe:
         Its parts.
     """
     torch.manual_seed(settings.seed)
-    default = None if settings.data is not None else stdlib.functions()
+    default = None if settings.data is not None else _default_texts(settings)
     data = corpus(settings, texts_of(settings, default), vocab_size=_VOCABULARY)
     device = chosen_device(settings)
     model = _model(settings, data.tokenizer).to(device).train()
@@ -55,6 +56,11 @@ def build(settings: Settings) -> Recipe:
         save=partial(save_pretrained, model, data.tokenizer),
         show=lambda: _generate(model, data.tokenizer, prompt, settings.seed),
     )
+
+
+def _default_texts(settings: Settings) -> list[str]:
+    """Return functions; or whole modules, where samples may be longer than functions are."""
+    return stdlib.functions() if settings.max_length < _LONG else stdlib.modules()
 
 
 def loss(model: Any, micro: dict[str, torch.Tensor]) -> Loss:

@@ -65,6 +65,18 @@ def docstrings() -> list[str]:
     return list(found)
 
 
+def modules() -> list[str]:
+    """Return the source of every module of the standard library, whole.
+
+    Exact duplicates are left out, and so are empty ones. A Python that comes without the source of
+    its library gives a DataError.
+
+    Returns:
+        About 1,000 sources (Python 3.11), in the order of path.
+    """
+    return list(dict.fromkeys(text for text, _ in _modules("modules()") if text.strip()))
+
+
 def _modules(call: str) -> Iterator[tuple[str, ast.Module]]:
     # Every module that decodes and parses: its text and its syntax tree.
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -72,6 +72,13 @@ def test_known_functions_are_there_whole(functions):
     assert any(source.startswith("@") for source in functions)
 
 
+def test_whole_modules(monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": os.path.dirname(email.__file__)})
+    modules = stdlib.modules()
+    assert inspect.getsource(email.message) in modules
+    assert len(modules) == len(set(modules)) > 15
+
+
 def test_real_docstrings(monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": os.path.dirname(email.__file__)})
     docstrings = stdlib.docstrings()
