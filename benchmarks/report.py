@@ -7,9 +7,10 @@ from typing import Any
 
 from benchmarks import picture
 
-NAMES = ("uneven_text", "tiny_layers", "update_pass", "partition", "import_time")
+NAMES = ("uneven_text", "memory", "tiny_layers", "update_pass", "partition", "import_time")
 _TITLES = {
     "uneven_text": "Text of uneven length",
+    "memory": "Memory",
     "tiny_layers": "Overhead on tiny layers",
     "update_pass": "The update pass",
     "partition": "The partition",
