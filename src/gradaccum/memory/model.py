@@ -18,6 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 _LEAST_MARGIN = 0.005
+# The order in which terms are taken up as probes tell them apart; of one shape alone, the first
+# that grows with samples.
+_FLATTEST, _STEEPEST = (0, 1, 2, 3), (2, 0, 1, 3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,16 +97,42 @@ def fit(probes: Sequence[Probe], *, rest: int, update: int) -> Peaks:
     errors = [0.0]
     for family in (alone, several):
         ordered = sorted(family, key=lambda probe: probe.peak)
-        if len(ordered) > 3:  # without one, the fit of fewer has fewer terms
+        if 0 < _rank(ordered[:-1]) == _rank(ordered):  # else the fit of fewer has fewer terms
             errors.append(_error(ordered[-1], _coefficients(ordered[:-1])))
-        if family:
-            errors.extend(_error(probe, _coefficients(family)) for probe in family)
+        errors.extend(_error(probe, _coefficients(family)) for probe in family)
+    rows = _coefficients(several or alone)
+    if _rank(several) < len(_FLATTEST) and _rank(alone) > 1:
+        # What several samples leave open may be seen there: how bytes grow with length.
+        rows = np.vstack([rows, _coefficients(alone)])
     return Peaks(
         rest=rest,
         update=update,
         alone=_coefficients(alone or several),
-        several=_coefficients(several or alone),
+        several=rows,
         margin=max(_LEAST_MARGIN, 2 * max(errors)),
+    )
+
+
+def at_most(probes: Sequence[Probe], count: int, length: int) -> float:
+    """Return what a micro-batch needs at most above what is there at rest, in bytes.
+
+    Where probes leave open what it grows with, the worst is taken.
+
+    Args:
+        probes: Of smaller ones, at least one.
+        count: Its samples.
+        length: What they are padded to.
+
+    Returns:
+        The lower of what samples alone and what several together say; or the latter, where they
+        leave nothing open.
+    """
+    alone, several = [p for p in probes if p.count == 1], [p for p in probes if p.count > 1]
+    families = (several,) if _rank(several) == len(_FLATTEST) else (alone, several)
+    return min(
+        max(_highest(_coefficients(family, o), count, length) for o in (_FLATTEST, _STEEPEST))
+        for family in families
+        if family
     )
 
 
@@ -121,28 +150,41 @@ def _error(probe: Probe, coefficients: np.ndarray) -> float:
     return max(0.0, probe.peak / max(_highest(coefficients, probe.count, probe.length), 1) - 1)
 
 
-def _coefficients(probes: Sequence[Probe]) -> np.ndarray:
+def _coefficients(probes: Sequence[Probe], order: Sequence[int] = _FLATTEST) -> np.ndarray:
     """Fit each operation by least squares, in as many terms as the probes tell apart.
 
     Args:
         probes: At least one. Where their operations differ in number, peaks are fitted alone.
+        order: Of the terms.
 
     Returns:
         ``(k, 4)``, operations left out that are never the highest.
     """
     same = len({len(probe.timeline) for probe in probes}) == 1
     seen = np.array([probe.timeline if same else [probe.peak] for probe in probes], dtype=float)
-    terms = np.array([_features(probe.count, probe.length) for probe in probes])
+    terms = _terms(probes)
     scaled = terms / terms.max(axis=0)
     chosen: list[int] = []
     # One shape alone: bytes in proportion to positions. More: a base, and what they tell apart.
-    for term in (1,) if len(np.unique(terms, axis=0)) == 1 else range(terms.shape[1]):
+    for term in order if _rank(probes) > 1 else [next(k for k in order if k)]:
         if np.linalg.matrix_rank(scaled[:, [*chosen, term]], tol=1e-6) > len(chosen):
             chosen.append(term)
     solved, *_ = np.linalg.lstsq(scaled[:, chosen], seen, rcond=None)
     found = np.zeros((seen.shape[1], terms.shape[1]))
     found[:, chosen] = solved.T / terms.max(axis=0)[chosen]
     return _undominated(found)
+
+
+def _terms(probes: Sequence[Probe]) -> np.ndarray:
+    return np.array([_features(probe.count, probe.length) for probe in probes])
+
+
+def _rank(probes: Sequence[Probe]) -> int:
+    """Return how many terms probes tell apart."""
+    if not probes:
+        return 0
+    terms = _terms(probes)
+    return int(np.linalg.matrix_rank(terms / terms.max(axis=0), tol=1e-6))
 
 
 def _undominated(coefficients: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradaccum.memory import Probe, fit
+from gradaccum.memory import Probe, at_most, fit
 from gradaccum.memory.model import _undominated
 
 # Bytes after each operation: base, by n L, by n L^2, by L. Each is the highest somewhere.
@@ -120,6 +120,8 @@ def test_the_device_may_count_more_than_the_operations():
         ([10, 20, 30, 44], 0.2),  # the first three say 40
         ([10, 20, 30, 36], 2 * (30 / 28.4 - 1)),  # least squares say 2 + 4.4 n
         ([10, 20, 30], 0.005),
+        ([10, 20, 33], 0.2),
+        ([10, 33], 0.005),  # one says nothing of the other
     ],
 )
 def test_the_margin_is_twice_the_largest_error(seen, margin):
@@ -140,12 +142,62 @@ def test_errors_of_samples_alone_count_as_well():
     assert fit([*found, *line([2, 4], [20, 40])], rest=0, update=0).margin == pytest.approx(0.2)
 
 
+def test_a_fit_of_fewer_terms_says_nothing_of_the_margin():
+    """Three short micro-batches do not know what a long one needs; together they do."""
+    found = [probe(*shape) for shape in ((2, 6), (4, 8), (9, 9), (2, 601))]
+    assert fit(found, rest=0, update=0).margin == 0.005
+
+
+def test_samples_alone_say_what_several_leave_open():
+    rows = SEVERAL * [1, 1, 1, 0]
+
+    def found(count, length):
+        return probe(count, length, rows @ [1, count * length, count * length**2, length])
+
+    alone, several = [(1, 5), (1, 50), (1, 500)], [(2, 5), (4, 5)]
+    peaks = fit([found(*shape) for shape in (*several, *alone)], rest=0, update=0)
+    for shape in ((2, 5), (3, 500), (40, 700)):
+        assert peaks.predicted(*shape) == pytest.approx(found(*shape).peak, rel=1e-6)
+    few = fit([found(*shape) for shape in several], rest=0, update=0)
+    assert few.predicted(40, 700) < 0.5 * peaks.predicted(40, 700)
+
+
 def test_never_below_what_the_update_needs():
     peaks = fit(line([2, 4], [20, 40]), rest=50, update=1_000)
     assert peaks(1, 1) == peaks(90, 1) == 1_000
     assert peaks.predicted(1, 1) == peaks.predicted(95, 1) == 1_000
     assert peaks.predicted(96, 1) == pytest.approx(1_010)
     assert peaks(95, 1) == pytest.approx(50 + 1.005 * 950)
+
+
+terms = st.tuples(st.integers(0, 10**6), st.integers(0, 10**4), st.floats(0, 50), st.just(0))
+SMALL = [[(2, 4), (4, 4), (2, 12)], [(1, 4), (1, 8), (1, 16)], [(1, 4), (2, 4), (1, 8), (4, 4)]]
+
+
+@given(
+    rows=st.lists(terms, min_size=1, max_size=3),
+    shapes=st.sampled_from(SMALL),
+    known=st.integers(1, 4),
+    count=st.integers(2, 100),
+    length=st.integers(16, 2000),
+)
+def test_what_is_not_known_yet_is_taken_at_its_worst(rows, shapes, known, count, length):
+    rows = np.array(rows)
+
+    def found(count, length):
+        return probe(count, length, rows @ [1, count * length, count * length**2, length])
+
+    most = at_most([found(*shape) for shape in shapes[:known]], count, length)
+    assert most >= found(count, length).peak * (1 - 1e-6) - 1
+
+
+def test_what_is_known_is_not_taken_at_its_worst():
+    base = [probe(1, 4, [1e6 + 40]), probe(1, 8, [1e6 + 80])]
+    assert at_most(base[:1], 2, 40) == pytest.approx(200 * (1e6 + 40))
+    assert at_most(base, 2, 40) < 1e6 + 8_000
+    assert at_most([probe(*shape) for shape in FOUR], 50, 500) == pytest.approx(
+        bytes_of(50, 500).max(), rel=1e-6
+    )
 
 
 rows = st.lists(st.tuples(*[st.integers(-50, 50)] * 4), min_size=1, max_size=12)
