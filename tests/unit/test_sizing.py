@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradaccum.errors import ArgumentError, SampleTooLargeError
-from gradaccum.memory import Budget, Needs, Probe, usable_bytes
+from gradaccum.memory import Budget, Needs, Probe
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut
 from gradaccum.sizing import Told, UnderBudget
 
@@ -209,12 +209,13 @@ def test_long_sequences_of_which_one_fits_and_two_do_not():
     assert all(count == 1 for count, _ in trial.tried)
 
 
-def test_a_budget_below_what_a_step_holds():
+@pytest.mark.parametrize("mib", [9, 9.5])
+def test_a_budget_below_what_a_step_holds(mib):
     trial = Formula(uneven())
     with pytest.raises(ArgumentError) as caught:
-        sized(trial, 9 * MIB)
+        sized(trial, int(mib * MIB))
     told = caught.value
-    assert told.call == "memory='9.00 MiB'"
+    assert told.call == f"memory='{mib:.2f} MiB'"
     assert told.expected.startswith("at least 9.75 MiB")
     assert told.got == (
         "parameters 3.00 MiB, buffers 256 KiB, gradient sums 2.00 MiB, optimizer state 4.00 MiB, "
@@ -231,8 +232,12 @@ def test_samples_without_lengths_go_by_number():
     assert isinstance(cut, FixedCut)
     room = budget - NEEDS.rest
     assert cut.size == int((room / 1.005 - 50_000) // 7_000)
-    assert max(trial.above(*shape) for shape in trial.tried) <= 0.5 * room
-    assert trial.tried[0] == (1, 1)
+    assert trial.tried == [(1, 1), (2, 1), (4, 1), (64, 1)]
+    trial = Formula(None, rows)
+    cut = sized(trial, 11 * MIB, 300)
+    assert trial.bytes(cut.size, 1) <= 11 * MIB < trial.bytes(cut.size + 4, 1)
+    (large, _) = trial.tried.pop()
+    assert trial.above(large, 1) <= 0.5 * (11 * MIB - NEEDS.rest) < trial.above(large + 1, 1)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 5])
@@ -252,6 +257,11 @@ def test_samples_of_no_tokens():
     lengths = np.zeros(9, dtype=np.int64)
     trial = Formula(lengths)
     assert shapes(sized(trial, 60 * MIB), lengths) == [(9, 0)]
+    lengths = np.r_[np.zeros(5, dtype=np.int64), np.arange(0, 200, 7)]
+    few, none = Formula(np.maximum(lengths, 1)), Formula(lengths)
+    sized(few, 60 * MIB)
+    sized(none, 60 * MIB)
+    assert few.tried == none.tried
 
 
 def test_a_sample_that_needs_more_than_the_budget_is_named():
@@ -295,16 +305,27 @@ def test_a_device_with_less_than_the_budget(share):
         assert max(trial.bytes(*shape) for shape in shapes(cut, lengths)) <= 60 * MIB
 
 
-def test_no_budget_is_what_is_free():
+def test_no_budget_is_what_is_free(monkeypatch):
     lengths = uneven(40)
-    trial = Formula(lengths)
-    cut = sized(trial, None)
-    held = NEEDS.parameters + NEEDS.buffers // 2
-    assert cut.cap.limit == pytest.approx(usable_bytes(CPU, held=held), rel=0.2)
-    assert cut.cap.limit > held
-    huge = replace(NEEDS, gradient_sums=2**60)
+    assert sized(Formula(lengths), None).cap.limit > NEEDS.least
     with pytest.raises(ArgumentError, match=r"gradient sums 1048576.00 TiB"):
-        sized(Formula(lengths, needs=huge), None)
+        sized(Formula(lengths, needs=replace(NEEDS, gradient_sums=2**60)), None)
+    monkeypatch.setattr("gradaccum.sizing.usable_bytes", lambda device, held: 60 * MIB + held)
+    there = NEEDS.parameters + NEEDS.buffers // 2  # the copy of the buffers is not, yet
+    assert sized(Formula(lengths), None).cap.limit == 60 * MIB + there
+
+
+def test_what_is_predicted_is_at_least_what_the_update_needs():
+    trial = Formula(np.arange(1, 9), np.array([[9, 9, 0, 0]]))
+    assert sized(trial, 60 * MIB).cap.size(1, 1) == NEEDS.least
+
+
+def test_a_long_sample_is_not_tried_where_shorter_ones_say_that_it_will_not_fit():
+    trial = Formula(np.array([20, 40, 80, 5_000]))
+    cut = sized(trial, 60 * MIB)
+    assert max(length for _, length in trial.tried) == 80
+    with pytest.raises(SampleTooLargeError):
+        cut.admit(trial.lengths)
 
 
 def test_the_cost_is_the_users():

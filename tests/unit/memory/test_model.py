@@ -171,7 +171,7 @@ def test_never_below_what_the_update_needs():
 
 
 terms = st.tuples(st.integers(0, 10**6), st.integers(0, 10**4), st.floats(0, 50), st.just(0))
-SMALL = [[(2, 4), (4, 4), (2, 12)], [(1, 4), (1, 8), (1, 16)], [(1, 4), (2, 4), (1, 8), (4, 4)]]
+SMALL = [[(2, 4), (4, 4), (2, 8)], [(1, 4), (1, 8), (1, 16)], [(1, 4), (2, 4), (1, 8), (4, 4)]]
 
 
 @given(
@@ -179,7 +179,7 @@ SMALL = [[(2, 4), (4, 4), (2, 12)], [(1, 4), (1, 8), (1, 16)], [(1, 4), (2, 4), 
     shapes=st.sampled_from(SMALL),
     known=st.integers(1, 4),
     count=st.integers(2, 100),
-    length=st.integers(16, 2000),
+    length=st.sampled_from([8, 9]) | st.integers(16, 2000),
 )
 def test_what_is_not_known_yet_is_taken_at_its_worst(rows, shapes, known, count, length):
     rows = np.array(rows)
