@@ -1,6 +1,6 @@
 """How large micro-batches may be: told, or found with a few small ones under a budget."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from gradaccum.errors import ArgumentError
-from gradaccum.memory import Budget, Needs, Peaks, Probe, fit, usable_bytes
+from gradaccum.memory import Budget, Needs, Peaks, Probe, at_most, fit, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut
 from gradaccum.units import binary
 
-_LARGEST_PROBE = 0.5  # of what the budget leaves for activations
+# Of what the budget leaves for activations: most in a small probe of several samples, which tells
+# what bytes grow with, and in a large one, which checks it.
+_SMALL, _LARGE = 0.8, 0.5
 _MOST_SAMPLES = 2**20  # in a micro-batch, whatever the memory
 
 
@@ -139,36 +141,46 @@ def measured(
     told = np.ones(num_samples, dtype=np.int64) if lengths is None else np.maximum(lengths, 1)
     order = np.argsort(told, kind="stable")
     ascending = told[order]
-    room = _LARGEST_PROBE * (limit - needs.rest)
+    free = limit - needs.rest
     probes: list[Probe] = []
+    tried: set[tuple[int, int]] = set()
 
     def fitted() -> Peaks:
         return fit(probes, rest=needs.rest, update=needs.least)
 
-    def probe(positions: np.ndarray) -> None:
-        if (found := trial.probe(positions)) is not None:
-            probes.append(found)
+    def probe(positions: np.ndarray, fits: Callable[[int, int], bool]) -> None:
+        shape = len(positions), int(told[positions].max())
+        if shape not in tried and fits(*shape):
+            tried.add(shape)
+            if (found := trial.probe(positions)) is not None:
+                probes.append(found)
 
-    probe(order[:1])
+    def fits_alone(_: int, length: int) -> bool:
+        if len({found.length for found in probes if found.count == 1}) == 1:
+            return True  # nothing is known of what bytes grow with, and it will have to run anyway
+        return fitted().predicted(1, length) <= limit
+
+    probe(order[:1], lambda *_: True)
     if not probes:
         raise ArgumentError(
-            "a first probe of the memory that is needed",
+            f"memory={binary(limit)!r}",
             expected="a device with room for one sample",
             got=f"out of memory for the smallest of the effective batch ({ascending[0]:,} tokens)"
             if lengths is not None
             else "out of memory for one sample",
             remedy="Free memory on the device, or take smaller samples or a smaller model.",
         )
+    for positions in _alone(order, ascending):
+        probe(positions, fits_alone)
     for positions in _shapes(order, ascending):
-        if _guess(probes, len(positions), int(told[positions].max())) <= room:
-            probe(positions)
-    bounded = limit < inf
-    if not bounded or fitted().predicted(2, int(ascending[-1])) > 0.8 * limit:
-        for positions in _alone(order, ascending):  # some samples will go alone
-            if fitted().predicted(1, int(told[positions].max())) <= limit:
-                probe(positions)
-    if bounded and (large := _large(order, ascending, fitted(), needs.rest + room)) is not None:
-        probe(large)
+        probe(positions, lambda *shape: at_most(probes)(*shape) <= _SMALL * free)
+    if limit == inf:
+        return fitted()
+    cap = Cap(limit=_LARGE * free, size=at_most(probes))
+    for last in (num_samples - 1, num_samples // 2):  # of the longest samples that fit
+        if (count := cap.most(int(ascending[last]), last + 1)) > 1:
+            probe(order[last - count + 1 : last + 1], lambda *_: True)
+            break
     return fitted()
 
 
@@ -179,35 +191,12 @@ def _shapes(order: np.ndarray, ascending: np.ndarray) -> Iterator[np.ndarray]:
         last = int(np.searchsorted(ascending[:-1], factor * ascending[min(1, len(order) - 1)]))
         last = max(last, count - 1)
         if last < len(order):
-            yield order[last - count + 1 : last + 1]
+            # With the shortest sample, so that padding, and a mask where it needs one, are there.
+            yield np.r_[order[:1], order[last - count + 2 : last + 1]]
 
 
 def _alone(order: np.ndarray, ascending: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield single samples: about 2 and 4 times as long as the shortest."""
-    for factor in (2, 4):
-        last = int(np.searchsorted(ascending[:-1], factor * ascending[0]))
+    """Yield single samples: about 2 and 4 times as long as the shortest, and the longest."""
+    for least in (2 * ascending[0], 4 * ascending[0], ascending[-1]):
+        last = int(np.searchsorted(ascending[:-1], least))
         yield order[last : last + 1]
-
-
-def _guess(probes: Sequence[Probe], count: int, length: int) -> float:
-    """Return what a micro-batch will need at most, as if every byte grew with the last probe's.
-
-    Args:
-        probes: Of smaller ones.
-        count: Its samples.
-        length: What they are padded to.
-    """
-    last = max(probes, key=lambda probe: probe.peak)
-    longer = max(length / last.length, 1)
-    return last.peak * max(count / last.count, 1) * longer**2
-
-
-def _large(
-    order: np.ndarray, ascending: np.ndarray, peaks: Peaks, limit: float
-) -> np.ndarray | None:
-    """Return the positions of a large micro-batch that will fit: the longest samples that do."""
-    for last in (len(order) - 1, len(order) // 2):
-        count = Cap(limit=limit, size=peaks).most(int(ascending[last]), last + 1)
-        if count > 1:
-            return order[last - count + 1 : last + 1]
-    return None

@@ -5,7 +5,7 @@ from gradaccum.memory.budget import Budget
 from gradaccum.memory.device import total_bytes, usable_bytes
 from gradaccum.memory.guard import guarded
 from gradaccum.memory.meter import LiveBytes
-from gradaccum.memory.model import Peaks, Probe, fit
+from gradaccum.memory.model import Peaks, Probe, at_most, fit
 from gradaccum.memory.needs import Needs, needs_of
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Needs",
     "Peaks",
     "Probe",
+    "at_most",
     "fit",
     "guarded",
     "needs_of",

@@ -12,12 +12,17 @@ embedding to that of the logits: on GPT-2 and BERT it is exact to the byte with 
 96 tokens for micro-batches of 2,000, where a line through the same peaks is 50 % off.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 _LEAST_MARGIN = 0.005
+# The order in which terms are taken up as probes tell them apart; of one shape alone, the first
+# that grows with samples.
+_FLATTEST, _STEEPEST = (0, 1, 2, 3), (2, 0, 1, 3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -102,15 +107,18 @@ def fit(probes: Sequence[Probe], *, rest: int, update: int) -> Peaks:
     errors = [0.0]
     for family in (alone, several):
         ordered = sorted(family, key=lambda probe: probe.peak)
-        if len(ordered) > 3:  # without one, the fit of fewer has fewer terms
+        if 0 < _rank(ordered[:-1]) == _rank(ordered):  # else the fit of fewer has fewer terms
             errors.append(_error(ordered[-1], _coefficients(ordered[:-1])))
-        if family:
-            errors.extend(_error(probe, _coefficients(family)) for probe in family)
+        errors.extend(_error(probe, _coefficients(family)) for probe in family)
+    rows = _coefficients(several or alone)
+    if _rank(several) < len(_FLATTEST) and _rank(alone) > 1:
+        # What several samples leave open may be seen there: how bytes grow with length.
+        rows = np.vstack([rows, _coefficients(alone)])
     return Peaks(
         rest=rest,
         update=update,
         alone=_coefficients(alone or several),
-        several=_coefficients(several or alone),
+        several=rows,
         kept=_coefficients([_keeping(probe) for probe in several or alone]),
         margin=max(_LEAST_MARGIN, 2 * max(errors)),
     )
@@ -118,6 +126,32 @@ def fit(probes: Sequence[Probe], *, rest: int, update: int) -> Peaks:
 
 def _keeping(probe: Probe) -> Probe:
     return replace(probe, timeline=np.array([probe.kept]), peak=probe.kept)
+
+
+def at_most(probes: Sequence[Probe]) -> Callable[[int, int], float]:
+    """Return a bound on what a micro-batch needs above what is there at rest.
+
+    Where probes leave open what it grows with, the worst is taken.
+
+    Args:
+        probes: Of smaller ones, at least one.
+
+    Returns:
+        From samples and length to bytes: the lower of what samples alone and what several together
+        say; or the latter, where they leave nothing open.
+    """
+    alone, several = [p for p in probes if p.count == 1], [p for p in probes if p.count > 1]
+    families = (several,) if _rank(several) == len(_FLATTEST) else (alone, several)
+    fits = [
+        [_coefficients(family, order) for order in (_FLATTEST, _STEEPEST)]
+        for family in families
+        if family
+    ]
+
+    def bound(count: int, length: int) -> float:
+        return min(max(_highest(one, count, length) for one in both) for both in fits)
+
+    return bound
 
 
 def _features(count: float, length: float) -> np.ndarray:
@@ -134,28 +168,58 @@ def _error(probe: Probe, coefficients: np.ndarray) -> float:
     return max(0.0, probe.peak / max(_highest(coefficients, probe.count, probe.length), 1) - 1)
 
 
-def _coefficients(probes: Sequence[Probe]) -> np.ndarray:
-    """Fit each operation by least squares, in as many terms as the probes tell apart.
+def _coefficients(probes: Sequence[Probe], order: Sequence[int] = _FLATTEST) -> np.ndarray:
+    """Fit each operation, those of probes that ran the same ones together.
 
     Args:
-        probes: At least one. Where their operations differ in number, peaks are fitted alone.
+        probes: At least one. Where some ran more operations than others, as where a mask is built
+            for padding alone, each kind has a fit of its own; where none has two shapes, peaks
+            are fitted alone.
+        order: Of the terms.
 
     Returns:
         ``(k, 4)``, operations left out that are never the highest.
     """
-    same = len({len(probe.timeline) for probe in probes}) == 1
-    seen = np.array([probe.timeline if same else [probe.peak] for probe in probes], dtype=float)
-    terms = np.array([_features(probe.count, probe.length) for probe in probes])
+    kinds: dict[int, list[Probe]] = defaultdict(list)
+    for probe in probes:
+        kinds[len(probe.timeline)].append(probe)
+    if len(kinds) == 1:
+        fits = [_solved(probes, [probe.timeline for probe in probes], order)]
+    else:
+        fits = [
+            _solved(kind, [probe.timeline for probe in kind], order)
+            for kind in kinds.values()
+            if _rank(kind) > 1
+        ] or [_solved(probes, [[probe.peak] for probe in probes], order)]
+    return _undominated(np.vstack(fits))
+
+
+def _solved(probes: Sequence[Probe], seen: Sequence[Any], order: Sequence[int]) -> np.ndarray:
+    """Solve least squares for what probes were seen to need, in the terms they tell apart."""
+    terms = _terms(probes)
     scaled = terms / terms.max(axis=0)
     chosen: list[int] = []
     # One shape alone: bytes in proportion to positions. More: a base, and what they tell apart.
-    for term in (1,) if len(np.unique(terms, axis=0)) == 1 else range(terms.shape[1]):
+    for term in order if _rank(probes) > 1 else [next(k for k in order if k)]:
         if np.linalg.matrix_rank(scaled[:, [*chosen, term]], tol=1e-6) > len(chosen):
             chosen.append(term)
-    solved, *_ = np.linalg.lstsq(scaled[:, chosen], seen, rcond=None)
-    found = np.zeros((seen.shape[1], terms.shape[1]))
+    values = np.array(seen, dtype=float)
+    solved, *_ = np.linalg.lstsq(scaled[:, chosen], values, rcond=None)
+    found = np.zeros((values.shape[1], terms.shape[1]))
     found[:, chosen] = solved.T / terms.max(axis=0)[chosen]
-    return _undominated(found)
+    return found
+
+
+def _terms(probes: Sequence[Probe]) -> np.ndarray:
+    return np.array([_features(probe.count, probe.length) for probe in probes])
+
+
+def _rank(probes: Sequence[Probe]) -> int:
+    """Return how many terms probes tell apart."""
+    if not probes:
+        return 0
+    terms = _terms(probes)
+    return int(np.linalg.matrix_rank(terms / terms.max(axis=0), tol=1e-6))
 
 
 def _undominated(coefficients: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Where to cut: the cheapest contiguous cut of length-sorted samples, or a fixed number each."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from math import ceil
 
@@ -188,14 +189,16 @@ def admit(lengths: np.ndarray, cap: Cap, *, indices: np.ndarray | None = None) -
         indices: ``(n,)`` places in the dataset; by default 0 to n-1.
 
     Raises:
-        SampleTooLargeError: One sample alone exceeds the cap; the longest is named.
+        SampleTooLargeError: One sample alone exceeds the cap; the largest is named.
     """
     if len(lengths) == 0:
         return
-    longest = int(np.argmax(lengths))
-    length = int(lengths[longest])
+    length = int(lengths.max())
+    if cap.size is not None:  # one that was fitted may fall somewhere
+        length = max(reversed(np.unique(lengths).tolist()), key=partial(cap.of, 1))
     if (needs := cap.of(1, length)) > cap.limit:
-        index = longest if indices is None else int(indices[longest])
+        largest = int(np.argmax(lengths == length))
+        index = largest if indices is None else int(indices[largest])
         if cap.unit == "bytes":
             remedy = (
                 f"Truncate it, raise memory to {cap.told(1.01 * needs)}, or let it need less: "

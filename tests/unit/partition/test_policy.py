@@ -114,3 +114,42 @@ def test_the_cheapest_cut_under_bounds(lengths, failures):
     found = [sorted((lengths[k] for k in part), reverse=True) for part in plan]
     assert all(len(part) <= cap.most(part[0], 99) for part in found)
     assert paid(found) == min(map(paid, cuts(ordered)))
+
+
+def falls(at):
+    """A size that was fitted to measurements: a little less from some length on."""
+
+    def size(count, length):
+        return 7 * count * length * (1.0 if length < at else 0.93)
+
+    return size
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    at=st.integers(2, 40),
+    room=st.floats(1, 6),
+    fixed=st.sampled_from([0, 7, 1e4]),
+)
+def test_sizes_that_fall_somewhere(lengths, at, room, fixed):
+    """Each sample once, no micro-batch above the cap; and the longest first."""
+    size = falls(at)
+    cap = Cap(limit=room * max(size(1, length) for length in lengths), size=size)
+    plan = CappedCut(cap=cap, cost=Cost(fixed=fixed))(len(lengths), np.array(lengths))
+    assert sorted(k for part in plan for k in part) == list(range(len(lengths)))
+    padded = [plan.padded_length(k) for k in range(len(plan))]
+    assert all(
+        size(len(part), length) <= cap.limit for part, length in zip(plan, padded, strict=True)
+    )
+    assert padded == sorted(padded, reverse=True)
+
+
+def test_a_sample_that_is_too_large_need_not_be_the_longest():
+    lengths = np.array([3, 29, 30, 29, 31])
+    cut = CappedCut(cap=Cap(limit=203 - 1, size=falls(30)))  # 203, 195.3, 201.81
+    for refuse in (lambda: cut(5, lengths), lambda: cut.admit(lengths)):
+        with pytest.raises(SampleTooLargeError, match=r"sample 1 \(length 29\)") as caught:
+            refuse()
+        assert "raise the cap to 203 tokens" in caught.value.remedy
+    lengths[[1, 3]] = 28
+    assert cut(5, lengths).num_samples == 5
