@@ -236,16 +236,16 @@ def _flat(*, steps: int) -> dict[str, Any]:
         model,
         optimizer,
         lambda model, rows: ga.Loss(model(rows).square().sum(), len(rows)),
-        micro_batch_size=2048,
+        micro_batch_size=8192,
         verify="never",
     )
-    rows = torch.randn(2048 * steps, 16)  # there for both
+    rows = torch.randn(8192 * steps, 16)  # there for both
     peaks = []
     for count in (1, steps):
         meter = LiveBytes()
         meter.follow([*model.parameters(), rows])
         with meter:
-            report = accumulator.step(rows[: 2048 * count])
+            report = accumulator.step(rows[: 8192 * count])
         if report.micro_batches != count:
             raise RuntimeError(report)
         peaks.append(meter.peak - rows.nbytes)

@@ -178,7 +178,8 @@ def measured(
         return fitted()
     cap = Cap(limit=_LARGE * free, size=at_most(probes))
     for last in (num_samples - 1, num_samples // 2):  # of the longest samples that fit
-        if (count := cap.most(int(ascending[last]), last + 1)) > 1:
+        most = min(last + 1, max(2, num_samples // 4))  # a quarter of the step's time, at most
+        if (count := cap.most(int(ascending[last]), most)) > 1:
             probe(order[last - count + 1 : last + 1], lambda *_: True)
             break
     return fitted()

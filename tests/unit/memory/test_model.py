@@ -102,7 +102,7 @@ def test_operations_that_differ_in_number_are_fitted_apart():
     def masked(count, length):
         return [*bytes_of(count, length), 7 * count * length**2]
 
-    plain = [probe(2, 8), probe(4, 8), probe(3, 20)]
+    plain = [probe(*shape) for shape in FOUR]
     padded = [probe(n, size, masked(n, size)) for n, size in ((2, 16), (4, 24), (2, 40), (5, 9))]
     model = fit([*plain, *padded], rest=0, update=0)
     assert model.predicted(30, 300) == pytest.approx(max(masked(30, 300)))
