@@ -78,6 +78,8 @@ class StepReport:
         optimizer_step: Optimizer steps made so far, this one included.
         seconds: Wall time from the first micro-batch to the end of the update, replays included.
         replays: How often it ran out of memory and was run again in smaller micro-batches.
+        peak_allocated: The most bytes of tensors on a CUDA device so far; None elsewhere.
+        peak_reserved: The most bytes that its allocator held so far, fragments included.
         terms: The named terms of the loss; empty for a loss of one unnamed term.
     """
 
@@ -93,6 +95,8 @@ class StepReport:
     optimizer_step: int
     seconds: float
     replays: int = 0
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
     terms: Mapping[str, Term] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -104,10 +108,14 @@ class StepReport:
         """Return plain JSON values, the outcome by its lower-case name; None where not finite."""
         names = (name for name in self.__slots__ if name not in {"outcome", "terms"})
         plain: dict[str, Any] = {"outcome": str(self.outcome)}
-        plain |= {name: value if isfinite(value := getattr(self, name)) else None for name in names}
+        plain |= {name: _finite(getattr(self, name)) for name in names}
         plain["padding"] = self.padding
         plain["terms"] = {name: asdict(term) for name, term in self.terms.items()}
         return plain
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

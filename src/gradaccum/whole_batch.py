@@ -14,6 +14,7 @@ from gradaccum.batch import EffectiveBatch, WeighFunction, effective_batch, one_
 from gradaccum.engine import Engine
 from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
+from gradaccum.memory import AllocatorBytes
 from gradaccum.outcome import Evaluation, StepReport
 from gradaccum.partition import Cut, Partition
 from gradaccum.protocols import Check, GradientSync, LossFunction, Runner
@@ -78,7 +79,10 @@ class WholeBatch:
         report = done.value
         if done.replays:
             report = replace(report, replays=done.replays, seconds=perf_counter() - started)
-            self._engine.report = report
+        if self._feed.device.type == "cuda":
+            meter = AllocatorBytes(self._feed.device)
+            report = replace(report, peak_allocated=meter.peak, peak_reserved=meter.reserved)
+        self._engine.report = report
         self._engine.advance()
         return report
 

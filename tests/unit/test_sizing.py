@@ -235,7 +235,7 @@ def test_samples_without_lengths_go_by_number():
     assert cut.size == int((room / 1.005 - 50_000) // 7_000)
     assert trial.tried == [(1, 1), (2, 1), (4, 1), (16, 1)]  # a quarter of the samples
     trial = Formula(None, rows)
-    cut = sized(trial, 11 * MIB, 300)
+    cut = sized(trial, 11 * MIB, 600)
     assert trial.bytes(cut.size, 1) <= 11 * MIB < trial.bytes(cut.size + 4, 1)
     (large, _) = trial.tried.pop()
     assert trial.above(large, 1) <= 0.5 * (11 * MIB - NEEDS.rest) < trial.above(large + 1, 1)
