@@ -48,7 +48,7 @@ accumulator = ga.accumulator(
     optimizer,
     loss,
     max_grad_norm=1.0,
-    micro_batch_tokens=2048,
+    memory="200MiB",  # what a step may use; by default what the device has free
     pad={"input_ids": 0, "labels": -100},
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +43,10 @@ class Trial(Protocol):
 class Sizing(Protocol):
     """A way to find the size of micro-batches, asked before the first."""
 
+    @property
+    def measures(self) -> bool:
+        """Whether it depends on the samples that it was found with."""
+
     def __call__(self, num_samples: int, lengths: np.ndarray | None, trial: Trial) -> Cut:
         """Return how effective batches are to be cut.
 
@@ -62,6 +66,7 @@ class Told:
     """
 
     cut: Cut
+    measures: ClassVar[bool] = False
 
     def __call__(self, num_samples: int, lengths: np.ndarray | None, trial: Trial) -> Cut:
         """Return it."""
@@ -81,6 +86,7 @@ class UnderBudget:
     budget: Budget | None
     device: torch.device
     cost: Cost = field(default_factory=Cost)
+    measures: ClassVar[bool] = True
 
     def __call__(self, num_samples: int, lengths: np.ndarray | None, trial: Trial) -> Cut:
         """Probe, fit, and return the cut.

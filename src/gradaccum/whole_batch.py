@@ -25,6 +25,8 @@ from gradaccum.update import Update
 
 M = TypeVar("M")
 
+_FAR = 2  # times as long: what was measured is then measured again
+
 
 class WholeBatch:
     """Runs effective batches through the model, as transactions.
@@ -61,6 +63,7 @@ class WholeBatch:
         self._sync, self._runner = sync, runner
         self._weigh, self._check = weigh, check
         self._recovery = Recovery(model)
+        self._longest = 0  # of the effective batch that the cut was measured on
 
     @property
     def cut(self) -> Cut | None:
@@ -101,20 +104,30 @@ class WholeBatch:
 
     def _cut_for(self, effective: EffectiveBatch, weighed: Mapping[str, float] | None) -> Cut:
         """Return how to cut, which is found out with the first effective batch."""
-        if self._recovery.cut is None:
-            trial = EngineTrial(
-                engine=self._engine,
-                model=self._model,
-                update=self._update,
-                feed=self._feed,
-                forward=self._forward,
-                sync=self._sync,
-                effective=effective,
-                weighed=weighed,
-            )
-            lengths = effective.lengths(self._feed.length)
-            self._recovery.cut = self._sizing(len(effective), lengths, trial)
-        return self._recovery.cut
+        cut = self._recovery.cut
+        if cut is not None and not self._outgrown(effective):
+            return cut
+        lengths = effective.lengths(self._feed.length)
+        trial = EngineTrial(
+            engine=self._engine,
+            model=self._model,
+            update=self._update,
+            feed=self._feed,
+            forward=self._forward,
+            sync=self._sync,
+            effective=effective,
+            weighed=weighed,
+        )
+        self._longest = 0 if lengths is None else int(lengths.max())
+        self._recovery.cut = cut = self._sizing(len(effective), lengths, trial)
+        return cut
+
+    def _outgrown(self, effective: EffectiveBatch) -> bool:
+        """Return whether samples are far longer than those that the cut was measured on."""
+        if not self._sizing.measures or self._engine.opened is not None:
+            return False
+        lengths = effective.lengths(self._feed.length)
+        return lengths is not None and int(lengths.max()) > _FAR * max(self._longest, 1)
 
     def _look_at_first(self, effective: EffectiveBatch, cut: Cut) -> None:
         """Refuse what could not be cut later, and look for samples that interact."""
