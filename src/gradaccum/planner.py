@@ -21,7 +21,7 @@ from gradaccum.levers import Levers, reached_for, repeated_blocks
 from gradaccum.memory import Budget, Needs, Peaks
 from gradaccum.partition import Cap, Cost, fixed, optimal
 from gradaccum.protocols import LossFunction
-from gradaccum.sizing import measured
+from gradaccum.sizing import measured, require_least
 from gradaccum.units import binary
 
 _STEPS = 9  # points of each curve
@@ -174,6 +174,7 @@ def plan(
     for one in subject.levers():
         trial = subject.trial(one)
         needs = needs or trial.needs()
+        require_least(needs, budget)
         with trial.opened():
             first = subject.batches[0]
             peaks = measured(len(first), first.lengths(subject.feed.length), trial, needs)
@@ -226,9 +227,11 @@ def least_levers(subject: Subject, budget: Budget, sample: Any) -> Levers:
     alone: dict[str, float] = {}
     for levers in subject.levers():
         trial = subject.trial(levers, sample=sample)
-        rest = trial.needs().rest
+        needs = trial.needs()
+        require_least(needs, budget)
         with trial.opened():
-            alone[str(levers)] = needed = rest + trial.probe(np.zeros(1, dtype=np.int64)).peak
+            needed = needs.rest + trial.probe(np.zeros(1, dtype=np.int64)).peak
+        alone[str(levers)] = needed
         if needed * _SAME <= budget.bytes:
             return levers
     raise SampleTooLargeError(f"memory={binary(budget.bytes)!r}", **_no_room(alone, subject))

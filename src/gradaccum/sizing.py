@@ -98,20 +98,11 @@ class UnderBudget:
 
         Returns:
             The cut.
-
-        Raises:
-            ArgumentError: Parameters, gradients and optimizer alone exceed the budget.
         """
         needs = trial.needs()
         held = needs.parameters + needs.buffers // 2  # the copy of the buffers is not there yet
         budget = self.budget or Budget(bytes=usable_bytes(self.device, held=held))
-        if needs.least > budget.bytes:
-            raise ArgumentError(
-                f"memory={binary(budget.bytes)!r}",
-                expected=f"at least {binary(needs.least)} for what a step holds whatever its size",
-                got=", ".join(f"{part} {binary(size)}" for part, size in needs.parts().items()),
-                remedy="Raise memory, train fewer parameters, or use an optimizer with less state.",
-            )
+        require_least(needs, budget)
         with trial.opened():
             peaks = measured(num_samples, lengths, trial, needs, limit=budget.bytes)
         cap = Cap(limit=budget.bytes, size=peaks, unit="bytes")
@@ -119,6 +110,25 @@ class UnderBudget:
             return CappedCut(cap=cap, cost=self.cost)
         CappedCut(cap=cap).admit(np.ones(1, dtype=np.int64))
         return FixedCut(size=cap.most(1, _MOST_SAMPLES))
+
+
+def require_least(needs: Needs, budget: Budget) -> None:
+    """Refuse a budget that no micro-batch can keep to.
+
+    Args:
+        needs: What is held whatever the size of a micro-batch.
+        budget: Bytes that a step may use.
+
+    Raises:
+        ArgumentError: Parameters, gradients and optimizer alone exceed the budget.
+    """
+    if needs.least > budget.bytes:
+        raise ArgumentError(
+            f"memory={binary(budget.bytes)!r}",
+            expected=f"at least {binary(needs.least)} for what a step holds whatever its size",
+            got=", ".join(f"{part} {binary(size)}" for part, size in needs.parts().items()),
+            remedy="Raise memory, train fewer parameters, or use an optimizer with less state.",
+        )
 
 
 def measured(

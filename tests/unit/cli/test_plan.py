@@ -84,7 +84,8 @@ BAD = {
     "no memory for a device elsewhere": (["planned_bad:build", "--device", "cuda"], "--memory"),
     "no device": (["planned_bad:build", "--device", "banana"], "'banana'"),
     "no budget": (["planned_bad:build", "--memory", "12 bananas"], "12 bananas"),
-    "too little": (["planned_bad:build", "--memory", "1KiB"], "raise memory to"),
+    "less than it holds": (["planned_bad:build", "--memory", "1KiB"], "whatever its size"),
+    "too little": (["planned_bad:build", "--memory", "3.2KiB"], "raise memory to"),
     "no recipe": (["gpd"], "Did you mean 'gpt'?"),
 }
 

@@ -192,7 +192,7 @@ BAD = {
     ),
     "too small for a sample": (
         ["gpt", "--data", "words.txt", "--memory", "14MiB", "--max-length", "512"],
-        "for this sample alone. Truncate it, raise memory to",
+        "with chunked loss + checkpointing. Truncate samples, or raise memory to",
     ),
     "zero": (["gpt", "--effective-batch", "0"], "effective_batch"),
     "sample too large": (
