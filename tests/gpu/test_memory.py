@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-import transformers
+from helpers.gpts import causal, gpt
 
 import gradaccum as ga
 from gradaccum.memory import AllocatorBytes
@@ -11,28 +11,6 @@ from gradaccum.memory import AllocatorBytes
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 MIB = 2**20
-
-
-def gpt():
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=4096,
-        n_positions=1024,
-        n_embd=256,
-        n_layer=6,
-        n_head=4,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.GPT2LMHeadModel(config).cuda().train()
-
-
-def loss(model, micro):
-    logits = model(input_ids=micro["input_ids"], use_cache=False).logits
-    return ga.losses.causal_cross_entropy(logits, micro["labels"])
 
 
 def text(count):
@@ -43,10 +21,12 @@ def text(count):
 
 
 def build(memory):
-    model = gpt()
+    torch.manual_seed(0)
+    large = {"vocab_size": 4096, "n_positions": 1024, "n_embd": 256, "n_layer": 6, "n_head": 4}
+    model = gpt(device="cuda", **large)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     pad = {"input_ids": 0, "labels": -100}
-    return ga.accumulator(model, optimizer, loss, memory=memory, pad=pad, verify="never")
+    return ga.accumulator(model, optimizer, causal, memory=memory, pad=pad, verify="never")
 
 
 def test_the_allocator_stays_below_the_budget_and_near_it():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from helpers.gpts import causal, chunked, gpt
 from torch import nn
 
 import gradaccum as ga
@@ -17,32 +18,6 @@ from gradaccum.levers import Levers, checkpoint_blocks
 from gradaccum.memory import LiveBytes
 
 LENGTHS = [40, 8, 12, 33, 9, 25, 40, 16]
-
-
-def gpt(dropout=0.0):
-    config = transformers.GPT2Config(
-        vocab_size=120,
-        n_positions=64,
-        n_embd=32,
-        n_layer=3,
-        n_head=2,
-        attn_pdrop=dropout,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.GPT2LMHeadModel(config).train()
-
-
-def causal(model, micro):
-    logits = model(input_ids=micro["input_ids"], use_cache=False).logits
-    return ga.losses.causal_cross_entropy(logits, micro["labels"])
-
-
-def chunked(model, micro):
-    hidden = model.transformer(input_ids=micro["input_ids"], use_cache=False).last_hidden_state
-    return ga.losses.causal_linear_cross_entropy(hidden, model.lm_head.weight, micro["labels"])
 
 
 def bert():
@@ -86,7 +61,7 @@ def images():
 
 CASES = {
     "gpt": (gpt, causal, text, Levers()),
-    "gpt with dropout": (lambda: gpt(0.1), causal, text, Levers()),
+    "gpt with dropout": (lambda: gpt(dropout=0.1), causal, text, Levers()),
     "gpt, chunked": (gpt, chunked, text, Levers(chunked_loss=True)),
     "gpt, checkpointed": (gpt, causal, text, Levers(checkpointing=True)),
     "bert": (bert, masked, text, Levers()),

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import transformers
+from helpers.gpts import causal, chunked
+from helpers.gpts import gpt as small_gpt
 from torch import nn
 
 import gradaccum as ga
@@ -23,33 +24,11 @@ CHUNKED = Levers(chunked_loss=True)
 BOTH = Levers(chunked_loss=True, checkpointing=True)
 
 
-def causal(model, micro):
-    logits = model(input_ids=micro["input_ids"], use_cache=False).logits
-    return ga.losses.causal_cross_entropy(logits, micro["labels"])
-
-
-def chunked(model, micro):
-    hidden = model.transformer(input_ids=micro["input_ids"], use_cache=False).last_hidden_state
-    return ga.losses.causal_linear_cross_entropy(hidden, model.lm_head.weight, micro["labels"])
-
-
 @pytest.fixture(scope="module")
 def gpt():
     """A GPT whose logits are large: 1,000 tokens for 16 dimensions."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=1000,
-        n_positions=2048,
-        n_embd=16,
-        n_layer=3,
-        n_head=2,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = transformers.GPT2LMHeadModel(config).train()
+    model = small_gpt(vocab_size=1000, n_positions=2048, n_embd=16)
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(4.5, 1.0, 48)), 10, 2000).astype(int)
     ids = [torch.randint(1, 1000, (length,)) for length in lengths]

@@ -1,49 +1,37 @@
 """``gradaccum plan``: what fits, before anything runs."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gradaccum.cli.options import (
+    Data,
+    EffectiveBatch,
+    MaxLength,
+    Memory,
+    Model,
+    Out,
+    Seed,
+    Target,
+    TextField,
+    Tokenizer,
+)
+
 
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="gpt, bert, a TOML file such as the config.toml of a run, or module:factory.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(help="Text file, folder, glob, .jsonl, .csv or .parquet."),
-    ] = None,
-    text_field: Annotated[
-        str | None, typer.Option(help="Column or key that holds the text.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of a tokenizer; else one is trained.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder or name of a pretrained model; else a new one.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Longest sample in tokens; longer ones are cut.")
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Most that a step may use on the device, as 4GiB; else what is free."),
-    ] = None,
-    effective_batch: Annotated[
-        int | None, typer.Option(help="Samples in one optimizer step.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the data order.")] = None,
+    recipe: Target,
+    data: Data = None,
+    text_field: TextField = None,
+    tokenizer: Tokenizer = None,
+    model: Model = None,
+    max_length: MaxLength = None,
+    memory: Memory = None,
+    effective_batch: EffectiveBatch = None,
+    seed: Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda, here or elsewhere; else an accelerator if any.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the plan; by default plans/RECIPE-TIME.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Predict what fits into memory, and what each optimizer step will cost.
 

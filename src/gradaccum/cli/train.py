@@ -1,44 +1,33 @@
 """``gradaccum train``: one loop for every recipe."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gradaccum.cli.options import (
+    Data,
+    EffectiveBatch,
+    MaxLength,
+    Memory,
+    Model,
+    Out,
+    Seed,
+    Target,
+    TextField,
+    Tokenizer,
+)
 from gradaccum.recipes.settings import Scheduler
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="gpt, bert, a TOML file such as the config.toml of a run, or module:factory.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(help="Text file, folder, glob, .jsonl, .csv or .parquet."),
-    ] = None,
-    text_field: Annotated[
-        str | None, typer.Option(help="Column or key that holds the text.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of a tokenizer; else one is trained.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder or name of a pretrained model; else a new one.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Longest sample in tokens; longer ones are cut.")
-    ] = None,
-    effective_batch: Annotated[
-        int | None, typer.Option(help="Samples in one optimizer step.")
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Most that a step may use on the device, as 4GiB; else what is free."),
-    ] = None,
+    recipe: Target,
+    data: Data = None,
+    text_field: TextField = None,
+    tokenizer: Tokenizer = None,
+    model: Model = None,
+    max_length: MaxLength = None,
+    effective_batch: EffectiveBatch = None,
+    memory: Memory = None,
     micro_batch_size: Annotated[
         int | None, typer.Option(help="Samples on the device at once, in place of --memory.")
     ] = None,
@@ -61,13 +50,11 @@ def train(
             help="Optimizer steps of rising learning rate; else 20, or half of a short run."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
+    seed: Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; else an accelerator if any.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; by default runs/RECIPE-TIME.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Train a model at any effective batch size.
 

@@ -1,0 +1,36 @@
+"""The options that commands share, with what ``--help`` says of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="gpt, bert, a TOML file such as the config.toml of a run, or module:factory.",
+    ),
+]
+Data = Annotated[
+    str | None, typer.Option(help="Text file, folder, glob, .jsonl, .csv or .parquet.")
+]
+TextField = Annotated[str | None, typer.Option(help="Column or key that holds the text.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Folder or name of a tokenizer; else one is trained.")
+]
+Model = Annotated[
+    str | None, typer.Option(help="Folder or name of a pretrained model; else a new one.")
+]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Longest sample in tokens; longer ones are cut.")
+]
+EffectiveBatch = Annotated[int | None, typer.Option(help="Samples in one optimizer step.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="Most that a step may use on the device, as 4GiB; else what is free."),
+]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same run.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder that is made; else runs/ or plans/RECIPE-TIME.")
+]
