@@ -20,7 +20,7 @@ from gradaccum.errors import PredictionError
 from gradaccum.feed import Feed
 from gradaccum.levers import Levers, checkpoint_blocks
 from gradaccum.loss import Tally
-from gradaccum.memory import LiveBytes, Needs, Probe, needs_of
+from gradaccum.memory import Budget, LiveBytes, Needs, Probe, needs_of
 from gradaccum.protocols import LossFunction
 from gradaccum.snapshot import preserved
 from gradaccum.tree import flat, map_leaves
@@ -95,11 +95,12 @@ class FakeTrial:
         """Return what is held whatever the size of a micro-batch."""
         return needs_of(self._real, self._optimizers)
 
-    def probe(self, positions: np.ndarray) -> Probe:
+    def probe(self, positions: np.ndarray, budget: Budget | None = None) -> Probe:
         """Return what a micro-batch of the samples at these positions needs.
 
         Args:
             positions: In the effective batch.
+            budget: Of no matter here, where nothing takes memory.
 
         Returns:
             Its timeline.

@@ -29,14 +29,15 @@ class Trial(Protocol):
     def needs(self) -> Needs:
         """Return what is held whatever the size of a micro-batch."""
 
-    def probe(self, positions: np.ndarray) -> Probe | None:
+    def probe(self, positions: np.ndarray, budget: Budget | None = None) -> Probe | None:
         """Return what a micro-batch of the samples at these positions needs.
 
         Args:
             positions: In the effective batch.
+            budget: It is stopped where it needs more.
 
         Returns:
-            None if the device has not enough memory for it.
+            None if the budget or the device has not enough memory for it.
         """
 
 
@@ -158,23 +159,33 @@ def measured(
     order = np.argsort(told, kind="stable")
     ascending = told[order]
     free = limit - needs.rest
+    budget = None if limit == inf else Budget(bytes=int(limit))
     probes: list[Probe] = []
     tried: set[tuple[int, int]] = set()
+    failed: list[tuple[int, int]] = []
 
     def fitted() -> Peaks:
         return fit(probes, rest=needs.rest, update=needs.least)
 
     def probe(positions: np.ndarray, fits: Callable[[int, int], bool]) -> None:
-        shape = len(positions), int(told[positions].max())
-        if shape not in tried and fits(*shape):
-            tried.add(shape)
-            if (found := trial.probe(positions)) is not None:
-                probes.append(found)
+        count, length = len(positions), int(told[positions].max())
+        smaller_failed = any(n <= count and size <= length for n, size in failed)
+        if (count, length) in tried or smaller_failed or not fits(count, length):
+            return
+        tried.add((count, length))
+        if (found := trial.probe(positions, budget if probes else None)) is None:
+            failed.append((count, length))
+        else:
+            probes.append(found)
 
+    # Of one probe nothing is known of what its bytes grow with; the second is tried whatever.
     def fits_alone(_: int, length: int) -> bool:
-        if len({found.length for found in probes if found.count == 1}) == 1:
-            return True  # nothing is known of what bytes grow with, and it will have to run anyway
-        return fitted().predicted(1, length) <= limit
+        alone = [found for found in probes if found.count == 1]
+        return len(alone) < 2 or fitted().predicted(1, length) <= limit
+
+    def fits_together(count: int, length: int) -> bool:
+        several = [found for found in probes if found.count > 1]
+        return len(several) < 2 or at_most(probes)(count, length) <= _SMALL * free
 
     probe(order[:1], lambda *_: True)
     if not probes:
@@ -189,7 +200,7 @@ def measured(
     for positions in _alone(order, ascending):
         probe(positions, fits_alone)
     for positions in _shapes(order, ascending):
-        probe(positions, lambda *shape: at_most(probes)(*shape) <= _SMALL * free)
+        probe(positions, fits_together)
     if limit == inf:
         return fitted()
     cap = Cap(limit=_LARGE * free, size=at_most(probes))

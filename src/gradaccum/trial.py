@@ -13,8 +13,9 @@ from gradaccum.engine import Engine
 from gradaccum.errors import PhaseError
 from gradaccum.feed import Feed
 from gradaccum.loss import Terms
-from gradaccum.memory import AllocatorBytes, LiveBytes, Needs, Probe, needs_of
+from gradaccum.memory import AllocatorBytes, Budget, Enforced, LiveBytes, Needs, Probe, needs_of
 from gradaccum.protocols import GradientSync
+from gradaccum.recovery import is_out_of_memory
 from gradaccum.snapshot import preserved
 from gradaccum.tree import flat
 from gradaccum.update import Update
@@ -24,7 +25,8 @@ class EngineTrial:
     """Runs micro-batches of an effective batch through the engine that will train on them.
 
     What is measured is the middle of an effective batch: gradient sums are there and are added to,
-    and another micro-batch waits on the device.
+    and another micro-batch waits on the device. One that needs more than the budget is stopped
+    there, also where no device does so.
 
     Args:
         engine: Sums gradients; nothing may be open in it.
@@ -52,6 +54,7 @@ class EngineTrial:
         self._engine, self._model, self._update = engine, model, update
         self._feed, self._forward, self._sync = feed, forward, sync
         self._effective, self._weighed = effective, weighed
+        self._needs: Needs | None = None
         self._steady = False
 
     @contextmanager
@@ -71,9 +74,11 @@ class EngineTrial:
                 got=f"phase {self._engine.phase.name}",
                 remedy="Call step or evaluate before a loop of your own, or pass micro_batch_size.",
             )
-        self._steady = False
-        with preserved(self._model):
-            self._engine.begin(weighed=self._weighed)
+        # What asks may be an evaluation, without gradients and in evaluation mode.
+        with preserved(self._model), torch.inference_mode(False), torch.enable_grad():
+            if not self._model.training:
+                self._model.train()
+            self._begin()
             try:
                 yield
             finally:
@@ -81,44 +86,63 @@ class EngineTrial:
 
     def needs(self) -> Needs:
         """Return what is held whatever the size of a micro-batch."""
-        return needs_of(self._model, self._update.optimizers)
+        if self._needs is None:
+            self._needs = needs_of(self._model, self._update.optimizers)
+        return self._needs
 
-    def probe(self, positions: np.ndarray) -> Probe | None:
+    def probe(self, positions: np.ndarray, budget: Budget | None = None) -> Probe | None:
         """Return what a micro-batch of the samples at these positions needs.
 
         Args:
             positions: In the effective batch.
+            budget: The most bytes that may be alive, parameters and optimizer state included.
 
         Returns:
-            None if the device has not enough memory for it.
+            None if the budget or the device has not enough memory for it.
+
+        Raises:
+            RuntimeError: Whatever else the loss or its backward raises.
         """
+        limit = None
+        if budget is not None:
+            needs = self.needs()
+            elsewhere = needs.optimizer_state + needs.buffers // 2  # there in a step, but not here
+            limit = Enforced(Budget(bytes=budget.bytes - elsewhere))
         try:
             if not self._steady:  # the first backward makes the gradient sums
-                self._run(self._feed.peek(self._effective, positions.tolist()), LiveBytes())
+                self._measured(positions, limit)
                 self._steady = True
-            return self._measured(positions)
-        except torch.OutOfMemoryError:
-            return None
+            return self._measured(positions, limit)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self._begin()  # a part of its gradient has been added
+        return None
 
-    def _measured(self, positions: np.ndarray) -> Probe:
+    def _begin(self) -> None:
+        self._engine.begin(weighed=self._weighed)
+        self._steady = False
+
+    def _measured(self, positions: np.ndarray, limit: Enforced | None) -> Probe:
         device = self._feed.device
-        live = LiveBytes(device=device)
+        live = LiveBytes(limit, device=device)
         live.follow([*self._model.parameters(), *self._model.buffers(), *self._sums()])
         rest = live.live
         micro = self._feed.peek(self._effective, positions.tolist())
-        live.follow(leaf for leaf in flat(micro) if isinstance(leaf, Tensor))
-        inputs = live.live - rest  # of this micro-batch, and about as much of the one that waits
+        waiting = self._feed.peek(self._effective, positions.tolist())
+        live.follow(leaf for leaf in flat((micro, waiting)) if isinstance(leaf, Tensor))
+        inputs = live.live - rest  # rows of one collated tensor share its bytes
         own = AllocatorBytes(device) if device.type == "cuda" else nullcontext(live)
         with own as meter:
             before = meter.live
             with live:
-                kept = self._run(micro, live) - rest + inputs
-            peak = meter.peak - before + 2 * inputs
+                kept = self._run(micro, live) - rest
+            peak = meter.peak - before + inputs
         lengths = self._effective.lengths(self._feed.length)
         return Probe(
             count=len(positions),
             length=1 if lengths is None else max(int(lengths[positions].max()), 1),
-            timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest + inputs,
+            timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest,
             kept=kept,
             peak=peak,
         )

@@ -3,7 +3,7 @@
 from gradaccum.memory.allocator import AllocatorBytes
 from gradaccum.memory.budget import Budget
 from gradaccum.memory.device import total_bytes, usable_bytes
-from gradaccum.memory.guard import guarded
+from gradaccum.memory.guard import Enforced, guarded
 from gradaccum.memory.meter import LiveBytes
 from gradaccum.memory.model import Peaks, Probe, at_most, fit
 from gradaccum.memory.needs import Needs, needs_of
@@ -11,6 +11,7 @@ from gradaccum.memory.needs import Needs, needs_of
 __all__ = [
     "AllocatorBytes",
     "Budget",
+    "Enforced",
     "LiveBytes",
     "Needs",
     "Peaks",

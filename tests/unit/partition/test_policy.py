@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradaccum.errors import ArgumentError, SampleTooLargeError
@@ -45,13 +45,11 @@ def widths(cut, lengths):
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 def test_failures_halve_down_to_one(cut):
     """16 samples, and room for one: 16, 8, 4, 2, 1."""
-    lengths, seen = [100] * 16, []
-    while True:
-        count, length = widths(cut, lengths)[0]
-        seen.append(count)
-        if count == 1:
-            break
-        cut = cut.below(count, length)
+    assert widths(cut, [100] * 16) == [(16, 100)]
+    lengths, seen = [100] * 16, [16]
+    while seen[-1] > 1 and len(seen) < 9:
+        cut = cut.below(seen[-1], 100)
+        seen.append(widths(cut, lengths)[0][0])
     assert seen == [16, 8, 4, 2, 1]
 
 
@@ -116,24 +114,29 @@ def test_the_cheapest_cut_under_bounds(lengths, failures):
     assert paid(found) == min(map(paid, cuts(ordered)))
 
 
-def falls(at):
-    """A size that was fitted to measurements: a little less from some length on."""
+def falls(at, to=0.93):
+    """A size that was fitted to measurements: less from some length on."""
 
     def size(count, length):
-        return 7 * count * length * (1.0 if length < at else 0.93)
+        return 7 * count * length * (1.0 if length < at else to)
 
     return size
 
 
+SORTED = [23, *[25] * 6, 26, *[27] * 2, *[28] * 2, *[29] * 3, 30, *[31] * 3, 32, 33, 34, 34, 35, 35]
+
+
+@example(lengths=SORTED, at=29, to=0.6861, room=2.995, fixed=7)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40),
     at=st.integers(2, 40),
-    room=st.floats(1, 6),
+    to=st.floats(0.5, 1),
+    room=st.floats(1, 12),
     fixed=st.sampled_from([0, 7, 1e4]),
 )
-def test_sizes_that_fall_somewhere(lengths, at, room, fixed):
+def test_sizes_that_fall_somewhere(lengths, at, to, room, fixed):
     """Each sample once, no micro-batch above the cap; and the longest first."""
-    size = falls(at)
+    size = falls(at, to)
     cap = Cap(limit=room * max(size(1, length) for length in lengths), size=size)
     plan = CappedCut(cap=cap, cost=Cost(fixed=fixed))(len(lengths), np.array(lengths))
     assert sorted(k for part in plan for k in part) == list(range(len(lengths)))
