@@ -16,11 +16,10 @@ from gradaccum.collate import CollateFunction, collate_function
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
 from gradaccum.loader import EffectiveBatches, Last
-from gradaccum.memory import Budget, total_bytes
+from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
 from gradaccum.protocols import LossFunction
 from gradaccum.sizing import Sizing, Told, UnderBudget
-from gradaccum.units import binary
 from gradaccum.update import Update
 
 T = TypeVar("T")
@@ -98,6 +97,9 @@ def accumulator(
     sizing = _sizing(
         size=micro_batch_size, tokens=micro_batch_tokens, memory=memory, cost=cost, device=where
     )
+    if sizing is None and loss is not None:
+        free = usable_bytes(where, held=held_bytes(model, optimizers))
+        sizing = UnderBudget(budget=Budget(bytes=free), cost=cost or Cost())
     if loss is None:
         _refuse_unused(
             memory=memory,
@@ -181,7 +183,8 @@ def _sizing(
     memory: Budget | int | str | None,
     cost: Cost | None,
     device: torch.device,
-) -> Sizing:
+) -> Sizing | None:
+    """Return how micro-batches are sized; None for what the device has free."""
     given = {"memory": memory, "micro_batch_size": size, "micro_batch_tokens": tokens}
     told = {name: value for name, value in given.items() if value is not None}
     if len(told) > 1:
@@ -203,15 +206,11 @@ def _sizing(
     if tokens is not None:
         cap = Cap(limit=require_positive("micro_batch_tokens", tokens))
         return Told(CappedCut(cap=cap, cost=cost or Cost()))
-    budget = None if memory is None else Budget.of(memory)
-    if budget is not None and budget.bytes > (there := total_bytes(device)):
-        raise ArgumentError(
-            f"memory={memory!r}",
-            expected=f"at most {binary(there)}, which is what {device} has",
-            got=binary(budget.bytes),
-            remedy="Give less; or leave memory out, to use what is free.",
-        )
-    return UnderBudget(budget=budget, device=device, cost=cost or Cost())
+    if memory is None:
+        return None
+    budget = Budget.of(memory)
+    require_within(budget, device, call=f"memory={memory!r}")
+    return UnderBudget(budget=budget, cost=cost or Cost())
 
 
 def _refuse_unused(**given: object) -> None:
@@ -230,11 +229,11 @@ def _device(device: torch.device | str | None, model: nn.Module) -> torch.device
     if device is None:
         return next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
-        return torch.device(device)
-    except RuntimeError as error:
+        return torch.empty(0, device=device).device  # "cuda" is then "cuda:0", as tensors say
+    except (RuntimeError, AssertionError) as error:
         raise ArgumentError(
             f"accumulator(device={device!r})",
-            expected="the name of a device",
+            expected="a device of this machine",
             got=str(error).splitlines()[0],
             remedy='Pass "cpu" or "cuda", or leave device out: it is then where the model is.',
         ) from error

@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from gradaccum.batch import EffectiveBatch
-from gradaccum.errors import PredictionError
+from gradaccum.errors import GradaccumError, PredictionError
 from gradaccum.feed import Feed
 from gradaccum.levers import Levers, checkpoint_blocks
 from gradaccum.loss import Tally
@@ -67,7 +71,7 @@ class FakeTrial:
     ) -> None:
         self._real, self._optimizers, self._loss = model, tuple(optimizers), loss
         self._feed, self._effective, self._weighed = feed, effective, weighed
-        self._fake = FakeTensorMode()
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)  # a loss may close over tensors
         with FakeCopyMode(self._fake):
             self._model = deepcopy(model)
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
@@ -106,18 +110,28 @@ class FakeTrial:
             Its timeline.
 
         Raises:
+            GradaccumError: The loss is none, whatever runs it.
             PredictionError: The loss or the model cannot run without numbers.
         """
         real = self._feed.peek(self._effective, positions.tolist())
         try:
             return self._predicted(real, positions)
+        except GradaccumError:
+            raise
+        except DataDependentOutputException as error:
+            raise PredictionError(
+                "predicting memory without running",
+                expected="a model and a loss that run on shapes alone",
+                got=f"a look at numbers: {error}",
+                remedy="Leave item(), bool(tensor) and indexing by masks out of forward and loss; "
+                "or train with memory=..., which probes in earnest.",
+            ) from error
         except Exception as error:  # whatever a user's model may raise on fake tensors
             raise PredictionError(
                 "predicting memory without running",
                 expected="a model and a loss that run on shapes alone",
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-                remedy="Leave item(), bool(tensor) and indexing by masks out of forward and loss; "
-                "or train with memory=..., which probes in earnest.",
+                remedy=f"See whether the loss of {len(positions)} of the samples can be computed.",
             ) from error
 
     def _predicted(self, real: Any, positions: np.ndarray) -> Probe:

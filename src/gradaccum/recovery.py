@@ -125,8 +125,9 @@ class Recovery:
         self._quiet += 1
         if self._quiet % self._patience:
             return cut
-        self._relaxed = True
-        return cut.relaxed()
+        relaxed = cut.relaxed()
+        self._relaxed = self._relaxed or relaxed != cut
+        return relaxed
 
 
 def is_out_of_memory(error: BaseException) -> bool:

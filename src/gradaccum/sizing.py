@@ -7,10 +7,9 @@ from math import inf
 from typing import ClassVar, Protocol
 
 import numpy as np
-import torch
 
 from gradaccum.errors import ArgumentError
-from gradaccum.memory import Budget, Needs, Peaks, Probe, at_most, fit, usable_bytes
+from gradaccum.memory import Budget, Needs, Peaks, Probe, at_most, fit
 from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut
 from gradaccum.units import binary
 
@@ -79,13 +78,11 @@ class UnderBudget:
     """The budget says: the cheapest micro-batches that fit into it.
 
     Args:
-        budget: Bytes that a step may use; None for what the device has free.
-        device: Where it runs.
+        budget: Bytes that a step may use.
         cost: What a micro-batch costs in time.
     """
 
-    budget: Budget | None
-    device: torch.device
+    budget: Budget
     cost: Cost = field(default_factory=Cost)
     measures: ClassVar[bool] = True
 
@@ -101,8 +98,7 @@ class UnderBudget:
             The cut.
         """
         needs = trial.needs()
-        held = needs.parameters + needs.buffers // 2  # the copy of the buffers is not there yet
-        budget = self.budget or Budget(bytes=usable_bytes(self.device, held=held))
+        budget = self.budget
         require_least(needs, budget)
         with trial.opened():
             peaks = measured(num_samples, lengths, trial, needs, limit=budget.bytes)

@@ -12,11 +12,12 @@ from torch import nn
 
 from gradaccum.batch import EffectiveBatch, WeighFunction, effective_batch, one_ahead, weigh
 from gradaccum.engine import Engine
+from gradaccum.errors import SampleTooLargeError
 from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
 from gradaccum.memory import AllocatorBytes
 from gradaccum.outcome import Evaluation, StepReport
-from gradaccum.partition import Cut, Partition
+from gradaccum.partition import Cut, FixedCut, Partition
 from gradaccum.protocols import Check, GradientSync, LossFunction, Runner
 from gradaccum.recovery import Recovery, TooLarge, is_out_of_memory
 from gradaccum.sizing import Sizing
@@ -74,7 +75,7 @@ class WholeBatch:
         """Run one effective batch; see `Accumulator.step`."""
         effective = effective_batch(batch)
         weighed = None if self._weigh is None else weigh(effective, self._weigh)
-        cut = self._cut_for(effective, weighed)
+        cut = self._cut_for(effective, weighed, training=True)
         if self._engine.report is None:
             self._look_at_first(effective, cut)
         started = perf_counter()
@@ -93,7 +94,7 @@ class WholeBatch:
         """Return the mean loss of some samples; see `Accumulator.evaluate`."""
         effective = effective_batch(batch)
         weighed = None if self._weigh is None else weigh(effective, self._weigh)
-        cut = self._cut_for(effective, weighed)
+        cut = self._cut_for(effective, weighed, training=False)
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
@@ -102,10 +103,12 @@ class WholeBatch:
             for module, mode in modes:
                 module.training = mode
 
-    def _cut_for(self, effective: EffectiveBatch, weighed: Mapping[str, float] | None) -> Cut:
+    def _cut_for(
+        self, effective: EffectiveBatch, weighed: Mapping[str, float] | None, *, training: bool
+    ) -> Cut:
         """Return how to cut, which is found out with the first effective batch."""
         cut = self._recovery.cut
-        if cut is not None and not self._outgrown(effective):
+        if cut is not None and not (training and self._outgrown(effective)):
             return cut
         lengths = effective.lengths(self._feed.length)
         trial = EngineTrial(
@@ -118,8 +121,8 @@ class WholeBatch:
             effective=effective,
             weighed=weighed,
         )
-        self._longest = 0 if lengths is None else int(lengths.max())
         self._recovery.cut = cut = self._sizing(len(effective), lengths, trial)
+        self._longest = 0 if lengths is None else int(lengths.max())
         return cut
 
     def _outgrown(self, effective: EffectiveBatch) -> bool:
@@ -163,7 +166,11 @@ class WholeBatch:
 
     def _evaluated(self, effective: EffectiveBatch, cut: Cut) -> Evaluation | TooLarge:
         """Run forward passes alone."""
-        plan, tally, at = self._feed.plan(effective, cut), Tally(), 0
+        tally, at = Tally(), 0
+        try:
+            plan = self._feed.plan(effective, cut)
+        except SampleTooLargeError:  # for training; without a backward it may well fit
+            plan = self._feed.plan(effective, FixedCut(size=1))
         try:
             with torch.no_grad():
                 for micro in self._feed.micro_batches(effective, plan):

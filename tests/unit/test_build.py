@@ -86,7 +86,7 @@ def encoded(length=3):
         (
             {"device": "cudaa", "micro_batch_size": 1},
             "device='cudaa'",
-            "name of a device",
+            "a device of this machine",
             "cudaa",
             '"cpu"',
         ),
@@ -286,3 +286,31 @@ def test_an_optimizer_that_wants_a_closure():
     model = nn.Linear(2, 1)
     with pytest.raises(ArgumentError, match="evaluates the loss anew"):
         ga.accumulator(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_no_budget_is_what_is_free_and_what_is_held(monkeypatch):
+    """Asked once, when nothing has run: what the optimizer holds later was free then."""
+    monkeypatch.setattr("gradaccum.build.usable_bytes", lambda device, held: 2**20 + held)
+    model = nn.Linear(20, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    limits = []
+    for _ in range(2):
+        accumulator = ga.accumulator(
+            model,
+            optimizer,
+            lambda model, micro: squares(model, micro[0]),
+            length=lambda sample: len(sample[0]),
+            verify="never",
+        )
+        for _ in range(2):
+            accumulator.step([(torch.ones(20),)])
+            limits.append(accumulator.cut.cap.limit)
+    weights = 4 * (20 * 30 + 30)
+    assert limits == [2**20 + weights] * 2 + [2**20 + 2 * weights] * 2
+
+
+def test_a_device_has_one_name():
+    """Bytes on "cpu:0" are bytes on the CPU."""
+    for device in ("cpu", "cpu:0", torch.device("cpu"), None):
+        found = build(device=device)._whole._feed.device
+        assert torch.empty(0, device=found).device == torch.ones(1).device

@@ -1,7 +1,6 @@
 """How large micro-batches may be, found by a trial that computes bytes from a formula."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,7 +79,7 @@ class Formula:
 def sized(trial, budget, num_samples=None, **options):
     budget = budget if budget is None else Budget(bytes=budget)
     num_samples = len(trial.lengths) if num_samples is None else num_samples
-    found = UnderBudget(budget=budget, device=CPU, **options)(num_samples, trial.lengths, trial)
+    found = UnderBudget(budget=budget, **options)(num_samples, trial.lengths, trial)
     assert not trial.open
     return found
 
@@ -304,16 +303,6 @@ def test_a_device_with_less_than_the_budget(share):
     assert len(trial.tried) > len(trial.stopped)
     if len(trial.tried) - len(trial.stopped) >= 4:
         assert max(trial.bytes(*shape) for shape in shapes(cut, lengths)) <= 60 * MIB
-
-
-def test_no_budget_is_what_is_free(monkeypatch):
-    lengths = uneven(40)
-    assert sized(Formula(lengths), None).cap.limit > NEEDS.least
-    with pytest.raises(ArgumentError, match=r"gradient sums 1048576.00 TiB"):
-        sized(Formula(lengths, needs=replace(NEEDS, gradient_sums=2**60)), None)
-    monkeypatch.setattr("gradaccum.sizing.usable_bytes", lambda device, held: 60 * MIB + held)
-    there = NEEDS.parameters + NEEDS.buffers // 2  # the copy of the buffers is not, yet
-    assert sized(Formula(lengths), None).cap.limit == 60 * MIB + there
 
 
 def test_what_is_predicted_is_at_least_what_the_update_needs():

@@ -17,9 +17,11 @@ class Model(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("nothing", None)
+        self.register_buffer("expanded", torch.zeros(1, 4).expand(3, 4))
 
     def forward(self, x):
         self.calls = self.calls + 1
+        self.nothing = self.calls if self.nothing is None else self.nothing + self.calls
         return self.dropout(self.norm(x))
 
 
@@ -50,6 +52,7 @@ def test_everything_is_put_back(raising):
     for name, buffer in model.named_buffers():
         assert id(buffer) == names[name][0], name
         assert torch.equal(buffer, names[name][1]), name
+    assert model.nothing is None
     again, drawn_again = run(model)
     assert torch.equal(first, again)
     assert drawn == drawn_again

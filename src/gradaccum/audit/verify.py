@@ -62,7 +62,7 @@ class Verify:
         with preserved(self.model):
             message = self._message(effective, chosen)
         if message:
-            warnings.warn(message, CutInvarianceWarning, stacklevel=3)
+            warnings.warn(message, CutInvarianceWarning, stacklevel=5)  # where step is called
 
     def _message(self, effective: EffectiveBatch, chosen: list[int]) -> str | None:
         try:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 from types import MappingProxyType
 
 from gradaccum.errors import ArgumentError
@@ -69,4 +70,5 @@ def _parsed(told: object) -> int | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*", told)
     if match is None or match[2].lower() not in _UNITS:
         return None
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    return int(size) if isfinite(size) else None

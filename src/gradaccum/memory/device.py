@@ -5,6 +5,10 @@ from pathlib import Path
 
 import torch
 
+from gradaccum.errors import ArgumentError
+from gradaccum.memory.budget import Budget
+from gradaccum.units import binary
+
 _USABLE = 0.9  # of what is free: fragments, and what kernels take for themselves
 _GROUP = Path("/sys/fs/cgroup")
 _LIMITS = (
@@ -26,6 +30,26 @@ def total_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[1])
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *(limit for limit, _ in _container())])
+
+
+def require_within(budget: Budget, device: torch.device, *, call: str) -> None:
+    """Refuse a budget that a device has not.
+
+    Args:
+        budget: Bytes that a step may use.
+        device: Where it runs.
+        call: What the user wrote.
+
+    Raises:
+        ArgumentError: It is more than there is.
+    """
+    if budget.bytes > (there := total_bytes(device)):
+        raise ArgumentError(
+            call,
+            expected=f"at most {binary(there)}, which is what {device} has",
+            got=binary(budget.bytes),
+            remedy="Give less; or leave memory out, to use what is free.",
+        )
 
 
 def usable_bytes(device: torch.device, *, held: int) -> int:

@@ -79,6 +79,23 @@ def needs_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Needs:
     )
 
 
+def held_bytes(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
+    """Return the bytes of what a step uses that are there already.
+
+    Args:
+        model: Its parameters, buffers and gradients.
+        optimizers: Their state, if they have stepped.
+
+    Returns:
+        Bytes.
+    """
+    parameters = list(model.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    states = [leaf for o in optimizers for one in o.state.values() for leaf in flat(one)]
+    held = [leaf for leaf in states if isinstance(leaf, Tensor)]
+    return _bytes_of([*parameters, *model.buffers(), *gradients, *held])
+
+
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the storages of tensors, each once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
