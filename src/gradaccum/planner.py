@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from gradaccum.batch import EffectiveBatch, effective_batch
+from gradaccum.batch import EffectiveBatch, WeighFunction, effective_batch, weigh
 from gradaccum.errors import SampleTooLargeError
 from gradaccum.fake_trial import FakeTrial, Work
 from gradaccum.feed import Feed
@@ -40,6 +40,7 @@ class Subject:
         feed: Collates samples.
         batches: Some effective batches; samples of the first are probed.
         longest: Length of the longest sample that will come; 1 where samples have no lengths.
+        weigh: Weight of a sample, by term of the loss, where there are several.
         parking: Whether the device has a host to park tensors on.
     """
 
@@ -50,6 +51,7 @@ class Subject:
     batches: Sequence[EffectiveBatch]
     longest: int
     chunked_loss: LossFunction | None = None
+    weigh: WeighFunction | None = None
     parking: bool = False
 
     def levers(self) -> list[Levers]:
@@ -64,13 +66,15 @@ class Subject:
         """Return a trial on fake tensors, of the first effective batch or of the longest sample."""
         chunked = self.chunked_loss if levers.chunked_loss else None
         alone = replace(self.feed, length=lambda _: self.longest)
+        effective = self.batches[0] if sample is None else effective_batch([sample])
         return FakeTrial(
             model=self.model,
             optimizers=self.optimizers,
             loss=chunked or self.loss,
             feed=self.feed if sample is None else alone,
-            effective=self.batches[0] if sample is None else effective_batch([sample]),
+            effective=effective,
             levers=levers,
+            weighed=None if self.weigh is None else weigh(effective, self.weigh),
         )
 
 
@@ -125,7 +129,7 @@ class Plan:
         needs: What is held whatever the size of a micro-batch.
         curves: By levers.
         points: The frontier, from little memory to much, for each of the levers.
-        chosen: The fastest that fits.
+        chosen: The fastest that fits, with as few levers as let one sample fit.
         reason: Why, in one sentence.
         seconds: Whether times are seconds.
     """
@@ -195,17 +199,15 @@ def plan(
     alone = {str(curve.levers): curve.peaks(1, subject.longest) for curve in curves}
     if needs is None or not fitting:
         raise SampleTooLargeError(f"memory={binary(budget.bytes)!r}", **_no_room(alone, subject))
-    fastest = min(point.time for point in fitting)
-    close = [point for point in fitting if point.time <= _SAME * fastest]
-    order = [curve.levers for curve in curves]
-    chosen = min(close, key=lambda point: (order.index(point.levers), point.time, point.peak))
+    order = [curve.levers for curve in curves]  # as few as let one sample fit, as training does
+    chosen = min(fitting, key=lambda point: (order.index(point.levers), point.time, point.peak))
     return Plan(
         budget=budget,
         needs=needs,
         curves=tuple(curves),
         points=tuple(points),
         chosen=chosen,
-        reason=_reason(chosen, alone, subject.longest, budget),
+        reason=_reason(chosen, fitting, alone, subject.longest),
         seconds=clock is not None,
     )
 
@@ -310,14 +312,17 @@ def _point(
     )
 
 
-def _reason(chosen: Point, alone: dict[str, float], longest: int, budget: Budget) -> str:
-    what = f"the fastest within {binary(budget.bytes)}"
+def _reason(chosen: Point, fitting: Sequence[Point], alone: dict[str, float], longest: int) -> str:
+    """Say why a point was chosen, and what would be faster than it."""
     if str(chosen.levers) == "none":
-        return f"Chosen as {what}; no lever is needed."
-    plain = alone.get("none", next(iter(alone.values())))
-    if plain > budget.bytes:
-        return (
-            f"Chosen as {what}: a sample of {longest:,} alone needs {binary(plain)} without "
-            f"levers, and {binary(alone[str(chosen.levers)])} with {chosen.levers}."
+        why = "The fastest that fits; no lever is needed."
+    else:
+        why = (
+            f"A sample of {longest:,} alone needs {binary(alone['none'])} without levers, and "
+            f"{binary(alone[str(chosen.levers)])} with {chosen.levers}; this is the fastest so."
         )
-    return f"Chosen as {what}: {chosen.levers} leaves room for larger micro-batches."
+    fastest = min(fitting, key=lambda point: point.time)
+    if fastest.time * _SAME < chosen.time and fastest.levers != chosen.levers:
+        share = fastest.time / chosen.time
+        why += f" With {fastest.levers} it would take {share:.2f} times the time."
+    return why

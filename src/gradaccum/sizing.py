@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from gradaccum.errors import ArgumentError
+from gradaccum.errors import ArgumentError, GradaccumError, PredictionError
 from gradaccum.memory import Budget, Needs, Peaks, Probe, at_most, fit
 from gradaccum.partition import Cap, CappedCut, Cost, Cut, FixedCut
 from gradaccum.units import binary
@@ -183,7 +183,15 @@ def measured(
         several = [found for found in probes if found.count > 1]
         return len(several) < 2 or at_most(probes)(count, length) <= _SMALL * free
 
-    probe(order[:1], lambda *_: True)
+    lone = True
+    try:
+        probe(order[:1], lambda *_: True)
+    except Exception as error:  # one sample may be too few, as for BatchNorm's statistics
+        refused = isinstance(error, GradaccumError) and not isinstance(error, PredictionError)
+        if refused or num_samples == 1:
+            raise
+        lone = False
+        probe(order[:2], lambda *_: True)
     if not probes:
         raise ArgumentError(
             f"memory={binary(limit)!r}",
@@ -193,7 +201,7 @@ def measured(
             else "out of memory for one sample",
             remedy="Free memory on the device, or take smaller samples or a smaller model.",
         )
-    for positions in _alone(order, ascending):
+    for positions in _alone(order, ascending) if lone else ():
         probe(positions, fits_alone)
     for positions in _shapes(order, ascending):
         probe(positions, fits_together)

@@ -99,9 +99,6 @@ class EngineTrial:
 
         Returns:
             None if the budget or the device has not enough memory for it.
-
-        Raises:
-            RuntimeError: Whatever else the loss or its backward raises.
         """
         limit = None
         if budget is not None:
@@ -113,8 +110,10 @@ class EngineTrial:
                 self._measured(positions, limit)
                 self._steady = True
             return self._measured(positions, limit)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
+        except Exception as error:
+            full = is_out_of_memory(error)
+            if not full:
+                self._begin()
                 raise
         self._begin()  # a part of its gradient has been added
         return None

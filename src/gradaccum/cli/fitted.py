@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gradaccum.cli.subject import budget_of, subject_of
+from gradaccum.cli.subject import budget_of, lengths_of, subject_of
 from gradaccum.errors import PredictionError
 from gradaccum.integrations.transformers import masks_as_in_earnest
 from gradaccum.levers import Levers, checkpoint_blocks, parked
@@ -43,7 +43,8 @@ def with_levers(recipe: Recipe, settings: Settings) -> tuple[Recipe, Levers]:
         return recipe, Levers()
     device = next(recipe.model.parameters()).device
     subject = subject_of(recipe, settings, parking=device.type != "cpu")
-    longest = 0 if recipe.lengths is None else int(recipe.lengths.argmax())
+    lengths = lengths_of(recipe)
+    longest = 0 if lengths is None else int(lengths.argmax())
     try:
         with masks_as_in_earnest():
             levers = least_levers(subject, Budget.of(settings.memory), recipe.train[longest])

@@ -51,5 +51,7 @@ def plan(
         "seed": seed,
         "device": device,
     }
-    build, settings = resolve(recipe, {k: v for k, v in told.items() if v is not None})
+    build, settings = resolve(
+        recipe, {k: v for k, v in told.items() if v is not None}, command="plan"
+    )
     run_plan(build, settings, out)

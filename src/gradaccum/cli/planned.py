@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from gradaccum.batch import weigh
 from gradaccum.cli.folder import choose_folder, write_json
-from gradaccum.cli.subject import budget_of, built, subject_of
+from gradaccum.cli.subject import budget_of, built, lengths_of, subject_of
 from gradaccum.cli.targets import Build
 from gradaccum.collate import to_device
 from gradaccum.errors import ArgumentError
@@ -48,7 +49,7 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
     with console.status("predicting ..."), masks_as_in_earnest():
         clock = partial(_timed, subject, device) if there else None
         made = plan(subject, budget, clock=clock)
-    lengths = _shown_lengths(recipe.lengths)
+    lengths = _shown_lengths(lengths_of(recipe))
     console.print(
         Text(
             f"{settings.recipe} on {device}, {binary(budget.bytes)}, effective batch "
@@ -128,9 +129,12 @@ def _run_of(
     if levers.parking:
         loss = parked(loss)
 
+    first = subject.batches[0]
+    weighed = None if subject.weigh is None else weigh(first, subject.weigh)
+
     def run() -> None:
         terms = checked_terms(loss(model, micro), call="loss(model, micro_batch)")
-        torch.autograd.backward(Tally().differentiable(terms))
+        torch.autograd.backward(Tally(weighed).differentiable(terms))
 
     return run
 

@@ -72,6 +72,8 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         micro_batch_tokens=settings.micro_batch_tokens,
         collate=recipe.collate,
         pad=recipe.pad,
+        length=recipe.length,
+        weigh=recipe.weigh,
     )
     before = accumulator.evaluate(list(recipe.held_out))
     if before.weight == 0:

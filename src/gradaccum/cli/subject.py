@@ -1,13 +1,15 @@
 """What a recipe and its settings are planned as."""
 
+import numpy as np
 import torch
 
 import gradaccum as ga
+from gradaccum.batch import default_length
 from gradaccum.cli.targets import Build
 from gradaccum.collate import collate_function
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
-from gradaccum.memory import Budget, usable_bytes
+from gradaccum.memory import Budget, require_within, usable_bytes
 from gradaccum.planner import Subject
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings
@@ -57,16 +59,38 @@ def subject_of(recipe: Recipe, settings: Settings, *, parking: bool) -> Subject:
         seed=settings.seed,
         steps=_BATCHES,
     )
+    lengths = lengths_of(recipe)
     return Subject(
         model=recipe.model,
         optimizers=[recipe.optimizer],
         loss=recipe.loss,
         chunked_loss=recipe.chunked_loss,
-        feed=Feed(collate=recipe.collate or collate_function(recipe.pad)),
+        feed=Feed(
+            collate=recipe.collate or collate_function(recipe.pad),
+            length=recipe.length or default_length,
+        ),
         batches=list(batches),
-        longest=1 if recipe.lengths is None else int(recipe.lengths.max()),
+        longest=1 if lengths is None else int(lengths.max()),
+        weigh=recipe.weigh,
         parking=parking,
     )
+
+
+def lengths_of(recipe: Recipe) -> np.ndarray | None:
+    """Return the lengths of a recipe's training samples.
+
+    Args:
+        recipe: Its samples are read where their lengths are not told.
+
+    Returns:
+        ``(n,)`` tokens; None where samples have none.
+    """
+    if recipe.lengths is not None:
+        return recipe.lengths
+    length = recipe.length or default_length
+    if length(recipe.train[0]) is None:
+        return None
+    return np.asarray([length(recipe.train[k]) for k in range(len(recipe.train))])
 
 
 def budget_of(settings: Settings, recipe: Recipe, device: torch.device | None) -> Budget:
@@ -84,7 +108,10 @@ def budget_of(settings: Settings, recipe: Recipe, device: torch.device | None) -
         ArgumentError: No budget is named, and the device is not here to ask.
     """
     if settings.memory is not None:
-        return Budget.of(settings.memory)
+        budget = Budget.of(settings.memory)
+        if device is not None:
+            require_within(budget, device, call=f"--memory {settings.memory}")
+        return budget
     if device is None:
         raise ArgumentError(
             f"plan {settings.recipe} --device {settings.device}",

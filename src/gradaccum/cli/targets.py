@@ -16,12 +16,13 @@ PATHS = ("data", "tokenizer", "model")
 Build = Callable[[Settings], Recipe]
 
 
-def resolve(target: str, told: dict[str, Any]) -> tuple[Build, Settings]:
+def resolve(target: str, told: dict[str, Any], *, command: str = "train") -> tuple[Build, Settings]:
     """Find a recipe and its settings.
 
     Args:
         target: Name of a recipe, path of a TOML file, or ``module:factory``.
         told: What the command line says; it wins over the file.
+        command: For messages.
 
     Returns:
         The function that builds the recipe, and the settings.
@@ -30,7 +31,7 @@ def resolve(target: str, told: dict[str, Any]) -> tuple[Build, Settings]:
         ArgumentError: There is no such recipe, or a file names none.
     """
     entries: dict[str, Any] = {}
-    call = f"train {target}"
+    call = f"{command} {target}"
     if target.endswith(".toml"):
         entries = read_toml(Path(target))
         target = entries.get("recipe", "")

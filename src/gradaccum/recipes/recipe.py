@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from gradaccum.batch import LengthFunction, WeighFunction
 from gradaccum.collate import CollateFunction
 from gradaccum.errors import ArgumentError
 from gradaccum.protocols import LossFunction
@@ -29,6 +30,8 @@ class Recipe:
         train: Map-style dataset of samples.
         held_out: Samples that are not trained on.
         lengths: ``(n,)`` tokens of the training samples; None if they are all alike.
+        length: Length of a sample in tokens; by default that of its ``input_ids``.
+        weigh: Weight of a sample in each term of the loss, where there are several.
         collate: From samples to a micro-batch, if the default collation is not enough.
         pad: Padding values for the default collation, or a tokenizer.
         baseline: Loss of a trivial model on the held-out samples, with its name.
@@ -43,6 +46,8 @@ class Recipe:
     held_out: Sequence[Any]
     chunked_loss: LossFunction | None = None
     lengths: np.ndarray | None = None
+    length: LengthFunction | None = None
+    weigh: WeighFunction | None = None
     collate: CollateFunction | None = None
     pad: Any = None
     baseline: tuple[str, float] | None = None

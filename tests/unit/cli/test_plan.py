@@ -29,6 +29,26 @@ def build(settings, looking=False):
 
 def looking(settings):
     return build(settings, looking=True)
+
+def text(settings):
+    # Lengths that nobody told, two terms with weights of their own, a BatchNorm, a constant.
+    torch.manual_seed(0)
+    parts = {"embed": torch.nn.Embedding(9, 8), "norm": torch.nn.BatchNorm1d(8)}
+    model = torch.nn.ModuleDict(parts)
+    sizes = torch.arange(1.0, 9.0)
+    def loss(model, micro):
+        hidden = model["norm"](model["embed"](micro["input_ids"]).mean(1)) * sizes
+        return {"a": ga.Loss(hidden.square().sum(), len(hidden)), "b": ga.Loss(hidden.sum(), 3)}
+    ids = [torch.ones(1 + k % 7, dtype=torch.long) for k in range(30)]
+    return Recipe(
+        model=model,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train=[{"input_ids": one} for one in ids],
+        held_out=[{"input_ids": one} for one in ids[:4]],
+        pad={"input_ids": 0},
+        weigh=lambda sample: {"a": 1, "b": 0.1},
+    )
 """
 
 
@@ -79,7 +99,19 @@ def test_a_factory_of_ones_own(gradaccum, tmp_path, monkeypatch):
     assert plan["chosen"]["micro_batches"] > 1
 
 
+def test_lengths_terms_and_constants_of_a_factory(gradaccum, tmp_path, monkeypatch):
+    (tmp_path / "planned_text.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    options = ["--effective-batch", 12, "--memory", "9KiB"]
+    done = gradaccum("plan", "planned_text:text", *options, "--out", tmp_path / "plan")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert max(map(int, plan["caps"])) == 7
+
+
 BAD = {
+    "no such budget": (["planned_bad:build", "--memory", "lots"], "plan planned_bad:build: memory"),
+    "more than there is": (["planned_bad:build", "--memory", "900TiB"], "at most"),
     "a loss that looks": (["planned_bad:looking"], "shapes alone"),
     "no memory for a device elsewhere": (["planned_bad:build", "--device", "cuda"], "--memory"),
     "no device": (["planned_bad:build", "--device", "banana"], "'banana'"),
