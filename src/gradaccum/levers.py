@@ -95,8 +95,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 def checkpoint_blocks(model: nn.Module) -> int:
     """Let a model recompute its blocks in the backward pass, instead of keeping their activations.
 
-    The update stays the same, dropout included, at a fifth to a third more time. Non-reentrant; running
-    statistics, as of BatchNorm, move once. Parameters and `state_dict` stay as they are.
+    The update stays the same, dropout included, at a fifth to a third more time. Non-reentrant;
+    running statistics, as of BatchNorm, move once. Parameters and `state_dict` stay as they are.
 
     Args:
         model: Changed in place.
