@@ -1,5 +1,6 @@
 """A hostile environment: warnings are errors (pyproject.toml), and no test may leave a trace."""
 
+import gc
 import os
 import threading
 
@@ -29,3 +30,12 @@ def nothing_leaks():
     assert left <= {"tqdm_monitor"}, "datasets starts this one and keeps it"
     assert not (dist.is_available() and dist.is_initialized())
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture(scope="module")
+def little_to_collect():
+    """A failure collects garbage, which takes long in a process that has imported so much."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

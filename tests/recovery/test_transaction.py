@@ -1,6 +1,5 @@
 """A failure at every operation of a step: afterwards nothing tells that it happened."""
 
-import gc
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,8 @@ from gradaccum.partition import Cap, CappedCut, FixedCut
 from gradaccum.recovery import is_out_of_memory
 from gradaccum.sizing import Told
 from gradaccum.update import Update
+
+pytestmark = pytest.mark.usefixtures("little_to_collect")
 
 LENGTHS = [9, 2, 7, 7, 4, 2, 9, 5, 3, 8]
 
@@ -56,15 +57,6 @@ def samples():
 
 
 BATCH = samples()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_objects_to_collect():
-    """A failure collects garbage, which takes long in a process that has imported so much."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @dataclass
