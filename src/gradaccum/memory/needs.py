@@ -64,7 +64,7 @@ def needs_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Needs:
     trained = [
         p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad
     ]
-    sums = _bytes_of(trained)
+    sums = sum(p.nbytes for p in trained)  # each its own, also where parameters share a storage
     state = update = 0
     for optimizer in optimizers:
         held, most = _predicted_step(optimizer)

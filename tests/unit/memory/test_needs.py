@@ -97,6 +97,17 @@ def test_tied_weights_count_once():
     assert needs.parameters == needs.gradient_sums == 4 * 50 * 20
 
 
+def test_parameters_that_share_a_storage():
+    flat = torch.zeros(30)
+    model = nn.ParameterList([flat[:10], flat[10:18], flat[18:]])
+    model[2].requires_grad_(False)
+    needs = needs_of(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    assert (needs.parameters, needs.gradient_sums) == (4 * 30, 4 * 18)
+    state, _ = seen(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    assert needs_of(model, [momentum]).optimizer_state == state == 4 * 18
+
+
 def test_several_optimizers_step_one_after_the_other():
     models = nn.ModuleList([nn.Linear(40, 40), nn.Linear(30, 30)])
     optimizers = [torch.optim.AdamW(m.parameters(), foreach=True) for m in models]
