@@ -79,14 +79,15 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         model: Any model.
 
     Returns:
-        The modules of one class, at least two, that stand in a ``ModuleList`` or ``Sequential``:
-        of the class that holds the most parameters. Empty if there is none.
+        The modules of one class, at least two, that stand in a ``ModuleList`` or ``Sequential`` and
+        have modules of their own: of the class that holds the most parameters. Empty if there is
+        none.
     """
     groups: dict[type[nn.Module], list[nn.Module]] = defaultdict(list)
     for container in model.modules():
         if isinstance(container, (nn.ModuleList, nn.Sequential)):
             for child in container:
-                if not any(child is one for one in groups[type(child)]):
+                if any(child.children()) and not any(child is one for one in groups[type(child)]):
                     groups[type(child)].append(child)
     blocks = [group for group in groups.values() if len(group) > 1]
     return max(blocks, key=_parameters, default=[])
@@ -111,7 +112,8 @@ def checkpoint_blocks(model: nn.Module) -> int:
     if not blocks:
         raise ArgumentError(
             f"checkpoint_blocks({type(model).__name__})",
-            expected="at least two modules of one class in a ModuleList or a Sequential",
+            expected="at least two modules of one class, with modules of their own, in a "
+            "ModuleList or a Sequential",
             got="none",
             remedy="Call torch.utils.checkpoint.checkpoint(..., use_reentrant=False) in forward.",
         )

@@ -195,6 +195,11 @@ def plan(
     if clock is None and points:
         fastest = min(point.time for point in points)
         points = [replace(point, time=point.time / fastest) for point in points]
+    points = [  # a higher limit may change nothing
+        point
+        for k, point in enumerate(points)
+        if k == 0 or (point.levers, point.peak) != (points[k - 1].levers, points[k - 1].peak)
+    ]
     fitting = [point for point in points if point.limit <= budget.bytes]
     alone = {str(curve.levers): curve.peaks(1, subject.longest) for curve in curves}
     if needs is None or not fitting:

@@ -17,7 +17,7 @@ from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
 from gradaccum.memory import AllocatorBytes
 from gradaccum.outcome import Evaluation, StepReport
-from gradaccum.partition import Cut, FixedCut, Partition
+from gradaccum.partition import Cut, FixedCut, Partition, with_bounds_of
 from gradaccum.protocols import Check, GradientSync, LossFunction, Runner
 from gradaccum.recovery import Recovery, TooLarge, is_out_of_memory
 from gradaccum.sizing import Sizing
@@ -121,7 +121,8 @@ class WholeBatch:
             effective=effective,
             weighed=weighed,
         )
-        self._recovery.cut = cut = self._sizing(len(effective), lengths, trial)
+        new = self._sizing(len(effective), lengths, trial)
+        self._recovery.cut = cut = with_bounds_of(new, cut)
         self._longest = 0 if lengths is None else int(lengths.max())
         return cut
 

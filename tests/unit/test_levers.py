@@ -88,9 +88,13 @@ def test_the_blocks_are_those_with_most_parameters():
     assert len(repeated_blocks(stages)) in {2, 4}
 
 
-def test_a_model_without_blocks():
+@pytest.mark.parametrize(
+    "model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))]
+)
+def test_a_model_without_blocks(model):
+    """A lone layer keeps nothing that running it again would save."""
     with pytest.raises(ArgumentError, match="at least two modules of one class"):
-        checkpoint_blocks(nn.Linear(2, 2))
+        checkpoint_blocks(model)
 
 
 def test_through_an_accumulator():

@@ -38,6 +38,23 @@ class Cut(Protocol):
         """Return the cut after a while in which everything fit."""
 
 
+def with_bounds_of(cut: Cut, learnt: Cut | None) -> Cut:
+    """Return a cut that keeps what another has learnt by `below`.
+
+    Args:
+        cut: A new one.
+        learnt: The one before; None for none.
+
+    Returns:
+        The new cut with the bounds of the other, where both are of one kind.
+    """
+    if isinstance(cut, FixedCut) and isinstance(learnt, FixedCut):
+        return replace(cut, bounds=learnt.bounds)
+    if isinstance(cut, CappedCut) and isinstance(learnt, CappedCut):
+        return replace(cut, cap=replace(cut.cap, bounds=learnt.cap.bounds))
+    return cut
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedCut:
     """Micro-batches of a fixed number of samples, those of like length together.

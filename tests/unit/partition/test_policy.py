@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradaccum.errors import ArgumentError, SampleTooLargeError
-from gradaccum.partition import Cap, CappedCut, Cost, FixedCut
+from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, with_bounds_of
 
 
 def test_fixed():
@@ -71,6 +71,15 @@ def test_a_failure_is_forgotten_in_the_end(cut):
         lower = lower.relaxed()
     assert found == [8, 10, 12, 15]
     assert lower == cut
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_what_was_learnt_outlives_a_new_measurement(cut):
+    lower = cut.below(16, 100)
+    assert with_bounds_of(cut, lower) == lower
+    assert with_bounds_of(cut, None) is cut
+    other = CUTS["tokens" if isinstance(cut, FixedCut) else "fixed"]
+    assert with_bounds_of(cut, other.below(16, 100)) is cut
 
 
 def test_a_lower_failure_takes_the_place_of_a_higher_one():
