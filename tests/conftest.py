@@ -35,6 +35,9 @@ def nothing_leaks():
 @pytest.fixture(scope="module")
 def little_to_collect():
     """A failure collects garbage, which takes long in a process that has imported so much."""
+    import torch._dynamo  # by itself it would come with the first optimizer step, after this
+
+    assert torch._dynamo
     gc.collect()
     gc.freeze()
     yield
