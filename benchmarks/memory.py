@@ -82,7 +82,7 @@ def _recipe(name: str, **told: Any) -> Any:
     )
 
 
-def _trial(recipe: Any, effective: Any, feed: Any) -> Any:
+def _trial(recipe: Any, prepared: Any, feed: Any) -> Any:
     """Return a trial that runs in earnest."""
     from gradaccum.engine import Engine
     from gradaccum.loss import checked_terms
@@ -104,39 +104,40 @@ def _trial(recipe: Any, effective: Any, feed: Any) -> Any:
         feed=feed,
         forward=lambda micro: checked_terms(recipe.loss(recipe.model, micro), call="loss"),
         sync=LocalSync(),
-        effective=effective,
-        weighed=None,
+        prepared=prepared,
     )
 
 
 def _accuracy(case: str, *, shapes: int) -> dict[str, Any]:
     """Compare predicted and measured peaks of micro-batches of many shapes."""
-    from gradaccum.batch import effective_batch
     from gradaccum.collate import collate_function
     from gradaccum.fake_trial import FakeTrial
     from gradaccum.feed import Feed
     from gradaccum.integrations.transformers import masks_as_in_earnest
-    from gradaccum.sizing import measured
+    from gradaccum.memory import Budget
+    from gradaccum.prepared import Prepared
+    from gradaccum.probing import measured
 
     recipe = _recipe(case)
     samples = [recipe.train[k] for k in range(min(64, len(recipe.train)))]
-    effective, feed = effective_batch(samples), Feed(collate=collate_function(recipe.pad))
-    lengths = effective.lengths(feed.length)
-    trial = _trial(recipe, effective, feed)
+    feed = Feed(collate=collate_function(recipe.pad))
+    prepared = Prepared.of(samples, feed.length)
+    lengths = prepared.lengths
+    trial = _trial(recipe, prepared, feed)
     needs = trial.needs()
     fake = FakeTrial(
         model=recipe.model,
         optimizers=[recipe.optimizer],
         loss=recipe.loss,
         feed=feed,
-        effective=effective,
+        prepared=prepared,
     )
     rng = np.random.default_rng(0)
     found = []
     with trial.opened():
-        probed = measured(len(samples), lengths, trial, needs, limit=2**30)
+        probed = measured(len(samples), lengths, trial, budget=Budget(bytes=2**30))
     with masks_as_in_earnest(), fake.opened():
-        unrun = measured(len(samples), lengths, fake, needs)
+        unrun = measured(len(samples), lengths, fake)
     with trial.opened():
         for k in range(shapes):
             count = k + 1 if lengths is None else int(rng.integers(1, 25))
@@ -255,22 +256,23 @@ def _flat(*, steps: int) -> dict[str, Any]:
 def _probing(*, steps: int) -> dict[str, Any]:
     """Compare the time of the probes with that of an optimizer step."""
     import gradaccum as ga
-    from gradaccum.batch import effective_batch
     from gradaccum.collate import collate_function
     from gradaccum.feed import Feed
-    from gradaccum.sizing import measured
+    from gradaccum.memory import Budget
+    from gradaccum.prepared import Prepared
+    from gradaccum.probing import measured
 
     found = {}
     for name in CASES:
         recipe = _recipe(name)
         samples = [recipe.train[k] for k in range(min(64, len(recipe.train)))]
-        effective, feed = effective_batch(samples), Feed(collate=collate_function(recipe.pad))
+        feed = Feed(collate=collate_function(recipe.pad))
+        prepared = Prepared.of(samples, feed.length)
         limit = 200 * 2**20 if name != "cnn" else 400 * 2**20
         begun = perf_counter()
-        trial = _trial(recipe, effective, feed)
-        needs = trial.needs()
+        trial = _trial(recipe, prepared, feed)
         with trial.opened():
-            measured(len(samples), effective.lengths(feed.length), trial, needs, limit=limit)
+            measured(len(samples), prepared.lengths, trial, budget=Budget(bytes=limit))
         probing = perf_counter() - begun
         accumulator = ga.accumulator(
             recipe.model,

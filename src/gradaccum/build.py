@@ -1,28 +1,36 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.accumulator import Accumulator
+from gradaccum.arguments import (
+    all_of,
+    check_model,
+    check_optimizers,
+    check_schedulers,
+    device_of,
+    refuse_unused,
+    require_one_of,
+)
 from gradaccum.audit import Verify
 from gradaccum.batch import LengthFunction, WeighFunction, default_length
 from gradaccum.collate import CollateFunction, collate_function
+from gradaccum.dataset import Last
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
-from gradaccum.loader import EffectiveBatches, Last
+from gradaccum.loader import EffectiveBatches
 from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
 from gradaccum.protocols import LossFunction
 from gradaccum.sizing import Sizing, Told, UnderBudget
 from gradaccum.update import Update
-
-T = TypeVar("T")
 
 
 def accumulator(
@@ -79,13 +87,13 @@ def accumulator(
     Raises:
         ArgumentError: Arguments contradict each other, or the model.
     """
-    optimizers = _all_of(optimizer, Optimizer, call="accumulator(model, optimizer)")
-    schedulers = _all_of(scheduler or (), LRScheduler, call="accumulator(scheduler=...)")
-    _check_model(model)
-    _check_optimizers(model, optimizers)
-    _check_schedulers(schedulers, optimizers)
-    _one_of("verify", verify, ("first", "never"))
-    _one_of("nonfinite", nonfinite, ("raise", "skip_step"))
+    optimizers = all_of(optimizer, Optimizer, call="accumulator(model, optimizer)")
+    schedulers = all_of(scheduler or (), LRScheduler, call="accumulator(scheduler=...)")
+    check_model(model)
+    check_optimizers(model, optimizers)
+    check_schedulers(schedulers, optimizers)
+    require_one_of("verify", verify, ("first", "never"))
+    require_one_of("nonfinite", nonfinite, ("raise", "skip_step"))
     if collate is not None and pad is not None:
         raise ArgumentError(
             "accumulator(collate=..., pad=...)",
@@ -93,23 +101,18 @@ def accumulator(
             got="both",
             remedy="Let the collate function pad, and leave pad out.",
         )
-    where = _device(device, model)
-    sizing = _sizing(
-        size=micro_batch_size, tokens=micro_batch_tokens, memory=memory, cost=cost, device=where
-    )
+    where = device_of(device, model)
+    told = {
+        "memory": memory,
+        "micro_batch_size": micro_batch_size,
+        "micro_batch_tokens": micro_batch_tokens,
+    }
+    sizing = _told_sizing(told, cost, where)
     if sizing is None and loss is not None:
         free = usable_bytes(where, held=held_bytes(model, optimizers))
         sizing = UnderBudget(budget=Budget(bytes=free), cost=cost or Cost())
     if loss is None:
-        _refuse_unused(
-            memory=memory,
-            micro_batch_size=micro_batch_size,
-            micro_batch_tokens=micro_batch_tokens,
-            collate=collate,
-            pad=pad,
-            length=length,
-            device=device,
-        )
+        refuse_unused(**told, collate=collate, pad=pad, length=length, device=device)
     own = collate_function(pad) if collate is None else None
     checked = micro_batch_size is None or length is not None
     feed = Feed(
@@ -176,24 +179,17 @@ def effective_batches(
     )
 
 
-def _sizing(
-    *,
-    size: int | None,
-    tokens: int | None,
-    memory: Budget | int | str | None,
-    cost: Cost | None,
-    device: torch.device,
-) -> Sizing | None:
-    """Return how micro-batches are sized; None for what the device has free."""
-    given = {"memory": memory, "micro_batch_size": size, "micro_batch_tokens": tokens}
-    told = {name: value for name, value in given.items() if value is not None}
-    if len(told) > 1:
+def _told_sizing(told: Mapping[str, Any], cost: Cost | None, device: torch.device) -> Sizing | None:
+    """Return how micro-batches are sized, as the user says; None for what the device has free."""
+    given = {name: value for name, value in told.items() if value is not None}
+    if len(given) > 1:
         raise ArgumentError(
-            f"accumulator({', '.join(f'{name}={value!r}' for name, value in told.items())})",
-            expected=f"one of {' and '.join(told)}",
-            got="both" if len(told) == 2 else "all three",
+            f"accumulator({', '.join(f'{name}={value!r}' for name, value in given.items())})",
+            expected=f"one of {' and '.join(given)}",
+            got="both" if len(given) == 2 else "all three",
             remedy="Give memory alone: micro-batches are then as large as fits.",
         )
+    memory, size, tokens = told["memory"], told["micro_batch_size"], told["micro_batch_tokens"]
     if size is not None:
         if cost is not None:
             raise ArgumentError(
@@ -211,108 +207,3 @@ def _sizing(
     budget = Budget.of(memory)
     require_within(budget, device, call=f"memory={memory!r}")
     return UnderBudget(budget=budget, cost=cost or Cost())
-
-
-def _refuse_unused(**given: object) -> None:
-    """Refuse arguments that only an accumulator which cuts effective batches uses."""
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError(
-                f"accumulator({name}=...)",
-                expected="a loss function beside it",
-                got="none, so that the micro-batches are your own loop's",
-                remedy=f"Pass loss and call step(batch), or leave {name} out.",
-            )
-
-
-def _device(device: torch.device | str | None, model: nn.Module) -> torch.device:
-    if device is None:
-        return next((p.device for p in model.parameters()), torch.device("cpu"))
-    try:
-        return torch.empty(0, device=device).device  # "cuda" is then "cuda:0", as tensors say
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(
-            f"accumulator(device={device!r})",
-            expected="a device of this machine",
-            got=str(error).splitlines()[0],
-            remedy='Pass "cpu" or "cuda", or leave device out: it is then where the model is.',
-        ) from error
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ArgumentError(
-            f"accumulator({name}={value!r})",
-            expected=" or ".join(map(repr, allowed)),
-            got=repr(value),
-            remedy=f"Pass {name}={allowed[0]!r}, the default.",
-        )
-
-
-def _all_of(given: Any, kind: type[T], *, call: str) -> tuple[T, ...]:
-    """Return one or several things as a tuple; refuse what is of another kind."""
-    several = given if isinstance(given, Sequence) else (given,)
-    for one in several:
-        if not isinstance(one, kind):
-            raise ArgumentError(
-                call,
-                expected=f"one torch {kind.__name__}, or a sequence of them",
-                got=type(one).__name__,
-                remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True)."
-                if kind is Optimizer
-                else "Pass one of torch.optim.lr_scheduler, built on the optimizer.",
-            )
-    return tuple(several)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(
-            "accumulator(model, optimizer)",
-            expected="a torch.nn.Module",
-            got=type(model).__name__,
-            remedy="Put several modules together: torch.nn.ModuleList([model, other]).",
-        )
-
-
-def _check_schedulers(schedulers: Sequence[LRScheduler], optimizers: Sequence[Optimizer]) -> None:
-    for scheduler in schedulers:
-        if getattr(scheduler, "optimizer", optimizers[0]) not in optimizers:
-            raise ArgumentError(
-                f"accumulator(scheduler={type(scheduler).__name__})",
-                expected="a scheduler of the optimizer that is passed beside it",
-                got="one that was built on another optimizer",
-                remedy="Build the scheduler on this optimizer.",
-            )
-
-
-def _check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    if not optimizers or any(isinstance(one, LBFGS) for one in optimizers):
-        raise ArgumentError(
-            "accumulator(model, optimizer)",
-            expected="one torch Optimizer that steps from gradients, or a sequence of them",
-            got="LBFGS, which evaluates the loss anew" if optimizers else "none",
-            remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True).",
-        )
-    known = {id(parameter) for parameter in model.parameters()}
-    held: set[int] = set()
-    for optimizer in optimizers:
-        for g, group in enumerate(optimizer.param_groups):
-            for k, parameter in enumerate(group["params"]):
-                where = f"{type(optimizer).__name__}.param_groups[{g}]['params'][{k}]"
-                if id(parameter) not in known:
-                    raise ArgumentError(
-                        where,
-                        expected=f"a parameter of the model ({type(model).__name__})",
-                        got=f"another tensor of shape {tuple(parameter.shape)}",
-                        remedy="Build the optimizer from model.parameters() of this very model, "
-                        "or pass the modules together: torch.nn.ModuleList([model, other]).",
-                    )
-                if id(parameter) in held:
-                    raise ArgumentError(
-                        where,
-                        expected="each parameter in one optimizer",
-                        got="one that an earlier optimizer holds",
-                        remedy="Take it out of one of them.",
-                    )
-                held.add(id(parameter))

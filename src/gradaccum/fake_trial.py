@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from gradaccum.batch import EffectiveBatch
 from gradaccum.errors import GradaccumError, PredictionError
 from gradaccum.feed import Feed
-from gradaccum.levers import Levers, checkpoint_blocks
+from gradaccum.levers import Levers, pulled
 from gradaccum.loss import Tally
 from gradaccum.memory import Budget, LiveBytes, Needs, Probe, needs_of
+from gradaccum.prepared import Prepared
+from gradaccum.probing import watched
 from gradaccum.protocols import LossFunction
 from gradaccum.snapshot import preserved
 from gradaccum.tree import flat, map_leaves
@@ -52,10 +54,10 @@ class FakeTrial:
         model: Copied; of its parameters nothing but shapes.
         optimizers: Hold parameters of it.
         loss: ``loss(model, micro_batch)``; must not look at numbers.
+        chunked_loss: The same with a head in chunks, if there is one.
         feed: Collates micro-batches.
-        effective: Where samples are taken from.
-        levers: Applied to the copy, but for the chunked loss, which is another `loss`.
-        weighed: Its weights by term of the loss, if it was weighed beforehand.
+        prepared: Where samples are taken from.
+        levers: Pulled on the copy.
     """
 
     def __init__(
@@ -65,21 +67,22 @@ class FakeTrial:
         optimizers: Sequence[Optimizer],
         loss: LossFunction,
         feed: Feed,
-        effective: EffectiveBatch,
+        prepared: Prepared,
+        chunked_loss: LossFunction | None = None,
         levers: Levers | None = None,
-        weighed: dict[str, float] | None = None,
     ) -> None:
-        self._real, self._optimizers, self._loss = model, tuple(optimizers), loss
-        self._feed, self._effective, self._weighed = feed, effective, weighed
+        self._real, self._optimizers = model, tuple(optimizers)
+        self._feed, self._prepared = feed, prepared
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)  # a loss may close over tensors
         with FakeCopyMode(self._fake):
             self._model = deepcopy(model)
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         pairs = zip(model.parameters(), self._model.parameters(), strict=True)
         self._trained = [fake for real, fake in pairs if id(real) in held and real.requires_grad]
-        if levers is not None and levers.checkpointing:
-            checkpoint_blocks(self._model)
-        self._parking = levers is not None and levers.parking
+        levers = levers or Levers()
+        self._parking = levers.parking  # here in shapes alone, not through a host
+        levers = replace(levers, parking=False)
+        self._loss = pulled(levers, self._model, loss, chunked_loss)
         self.work: list[Work] = []
 
     @contextmanager
@@ -113,7 +116,7 @@ class FakeTrial:
             GradaccumError: The loss is none, whatever runs it.
             PredictionError: The loss or the model cannot run without numbers.
         """
-        real = self._feed.peek(self._effective, positions.tolist())
+        real = [self._feed.peek(self._prepared.samples, positions.tolist()) for _ in "12"]
         try:
             return self._predicted(real, positions)
         except GradaccumError:
@@ -134,31 +137,31 @@ class FakeTrial:
                 remedy=f"See whether the loss of {len(positions)} of the samples can be computed.",
             ) from error
 
-    def _predicted(self, real: Any, positions: np.ndarray) -> Probe:
-        micro = map_leaves(self._faked, real)
+    def _predicted(self, real: Sequence[Any], positions: np.ndarray) -> Probe:
+        micro, waiting = (map_leaves(self._faked, one) for one in real)
         live, flops = LiveBytes(), _Flops()
         sums = [p.grad for p in self._trained if p.grad is not None]
-        live.follow([*self._model.parameters(), *self._model.buffers(), *sums])
-        rest = live.live
-        live.follow(leaf for leaf in flat(micro) if isinstance(leaf, Tensor))
-        inputs = live.live - rest
         hooks = saved_tensors_hooks(_packed, self._unpacked) if self._parking else nullcontext()
-        with self._fake, flops, live, hooks:
-            found = self._loss(self._model, micro)  # unchecked: its weight has no number
-            terms = found if isinstance(found, Mapping) else {"": found}
-            kept = live.live - rest + inputs
-            total = Tally(self._weighed).differentiable(terms)
-            torch.autograd.backward(total, inputs=self._trained)
-        lengths = self._effective.lengths(self._feed.length)
-        length = 1 if lengths is None else max(int(lengths[positions].max()), 1)
-        self.work.append(Work(count=len(positions), length=length, flops=flops.total))
-        return Probe(
-            count=len(positions),
-            length=length,
-            timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest + inputs,
-            kept=kept,
-            peak=live.peak - rest + inputs,
-        )
+        with self._fake, flops, hooks:
+            probe = watched(
+                live,
+                held=[*self._model.parameters(), *self._model.buffers(), *sums],
+                inputs=[leaf for leaf in flat((micro, waiting)) if isinstance(leaf, Tensor)],
+                run=partial(self._run, micro, live),
+                count=len(positions),
+                length=self._prepared.padded(positions),
+            )
+        self.work.append(Work(count=probe.count, length=probe.length, flops=flops.total))
+        return probe
+
+    def _run(self, micro: Any, meter: LiveBytes) -> int:
+        """Run forward and backward; return the live bytes between the two."""
+        found = self._loss(self._model, micro)  # unchecked: its weight has no number
+        terms = found if isinstance(found, Mapping) else {"": found}
+        kept = meter.live
+        total = Tally(self._prepared.weighed).differentiable(terms)
+        torch.autograd.backward(total, inputs=self._trained)
+        return kept
 
     def _unpacked(self, packed: Any) -> Tensor:
         """Bring a parked tensor back: another storage."""

@@ -10,7 +10,7 @@ import torch
 from gradaccum.batch import EffectiveBatch, LengthFunction, default_length
 from gradaccum.collate import Collate, CollateFunction, padded_length, to_device
 from gradaccum.errors import ArgumentError
-from gradaccum.partition import Cut, Partition
+from gradaccum.partition import Partition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,19 +29,6 @@ class Feed:
     length: LengthFunction = default_length
     padded: tuple[str, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def plan(self, effective: EffectiveBatch, cut: Cut) -> Partition:
-        """Cut an effective batch.
-
-        Args:
-            effective: The effective batch.
-            cut: How.
-
-        Returns:
-            Its partition.
-        """
-        lengths = effective.lengths(self.length)
-        return cut(len(effective), lengths, indices=effective.indices)
 
     def micro_batches(self, effective: EffectiveBatch, plan: Partition) -> Iterator[Any]:
         """Iterate over the micro-batches of an effective batch.

@@ -37,6 +37,26 @@ class Levers:
         return " + ".join(names) or "none"
 
 
+def pulled(
+    levers: Levers, model: nn.Module, loss: LossFunction, chunked_loss: LossFunction | None
+) -> LossFunction:
+    """Pull levers.
+
+    Args:
+        levers: Which.
+        model: Its blocks are checkpointed in place, if that is among them.
+        loss: ``loss(model, micro_batch)``.
+        chunked_loss: The same with a head in chunks, where there is one.
+
+    Returns:
+        The loss that is to be taken.
+    """
+    if levers.checkpointing:
+        checkpoint_blocks(model)
+    chosen = chunked_loss if levers.chunked_loss and chunked_loss is not None else loss
+    return parked(chosen) if levers.parking else chosen
+
+
 def reached_for(*, chunked_loss: bool, blocks: bool, host: bool) -> list[Levers]:
     """Return none, and ever more levers, in the order in which they cost time.
 

@@ -1,51 +1,19 @@
 """Which samples make an optimizer step: effective batches of a dataset, in a seeded order."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from gradaccum.batch import EffectiveBatch, Samples
+from gradaccum.dataset import Last, is_map_style, require_last
 from gradaccum.errors import ArgumentError, DataError
 from gradaccum.partition import by_length, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
 from gradaccum.reader import Unread, in_turn, reader_of
 from gradaccum.rng import data_order, require_seed
-
-Last = Literal["keep", "drop"]
-
-
-@runtime_checkable
-class MapStyle(Protocol):
-    """A dataset whose samples are read by index."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return one sample."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-
-def require_last(last: object, *, call: str) -> None:
-    """Refuse what is neither ``"keep"`` nor ``"drop"``.
-
-    Args:
-        last: What the user passed.
-        call: What was called.
-
-    Raises:
-        ArgumentError: It is anything else.
-    """
-    if last not in ("keep", "drop"):
-        raise ArgumentError(
-            f"{call}(last={last!r})",
-            expected='"keep" or "drop"',
-            got=repr(last),
-            remedy='Pass last="keep" to use every sample.',
-        )
 
 
 class EffectiveBatches:
@@ -100,7 +68,7 @@ class EffectiveBatches:
         require_seed(seed, call=f"effective_batches(seed={seed!r})")
         require_last(last, call="effective_batches")
         self._dataset, self._workers, self._last, self._seed = dataset, workers, last, seed
-        self._map_style, self._shuffle = _is_map_style(dataset, workers), shuffle
+        self._map_style, self._shuffle = is_map_style(dataset, workers), shuffle
         if self._map_style and len(dataset) == 0:
             raise DataError(
                 "effective_batches(dataset)",
@@ -277,34 +245,6 @@ class EffectiveBatches:
                 return
             yield Samples(batch)
             first = False
-
-
-def _is_map_style(dataset: Any, workers: int) -> bool:
-    """Return whether samples are read by index; refuse what is no dataset at all."""
-    if isinstance(dataset, DataLoader):
-        raise ArgumentError(
-            "effective_batches(DataLoader)",
-            expected="a dataset of single samples",
-            got="a loader of micro-batches that are collated already",
-            remedy="Pass loader.dataset, or use accumulator.over(loader, steps=...).",
-        )
-    if isinstance(dataset, (Mapping, str)) or not isinstance(dataset, (MapStyle, Iterable)):
-        raise ArgumentError(
-            f"effective_batches({type(dataset).__name__})",
-            expected="a dataset with len() and indexing, or an iterable of samples",
-            got=type(dataset).__name__,
-            remedy="Wrap columns of tensors in torch.utils.data.TensorDataset.",
-        )
-    if isinstance(dataset, MapStyle) and not isinstance(dataset, IterableDataset):
-        return True
-    if workers > 1 and not isinstance(dataset, IterableDataset):
-        raise ArgumentError(
-            f"effective_batches(iterable, workers={workers})",
-            expected="one worker, since each would give every sample again",
-            got=f"{workers} workers for a {type(dataset).__name__}",
-            remedy="Pass workers=1, or an IterableDataset that shards itself by worker.",
-        )
-    return False
 
 
 def _positive(name: str, value: object) -> int:

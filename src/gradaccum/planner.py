@@ -13,18 +13,20 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from gradaccum.batch import EffectiveBatch, WeighFunction, effective_batch, weigh
+from gradaccum.batch import WeighFunction
 from gradaccum.errors import SampleTooLargeError
-from gradaccum.fake_trial import FakeTrial, Work
+from gradaccum.fake_trial import FakeTrial
 from gradaccum.feed import Feed
+from gradaccum.frontier import Curve, Point, fitted_flops, frontier
 from gradaccum.levers import Levers, reached_for, repeated_blocks
-from gradaccum.memory import Budget, Needs, Peaks
-from gradaccum.partition import Cap, Cost, fixed, optimal
+from gradaccum.memory import Budget, Needs
+from gradaccum.partition import Cap, Cost
+from gradaccum.prepared import Prepared
+from gradaccum.probing import measured
 from gradaccum.protocols import LossFunction
-from gradaccum.sizing import measured, require_least
+from gradaccum.sizing import require_least
 from gradaccum.units import binary
 
-_STEPS = 9  # points of each curve
 _SAME = 1.02  # what differs by less is the same
 
 
@@ -39,7 +41,7 @@ class Subject:
         chunked_loss: The same loss with a chunked head, if there is one.
         feed: Collates samples.
         batches: Some effective batches; samples of the first are probed.
-        longest: Length of the longest sample that will come; 1 where samples have no lengths.
+        lengths: ``(n,)`` tokens of all samples that will come; None where they have none.
         weigh: Weight of a sample, by term of the loss, where there are several.
         parking: Whether the device has a host to park tensors on.
     """
@@ -48,11 +50,16 @@ class Subject:
     optimizers: Sequence[Optimizer]
     loss: LossFunction
     feed: Feed
-    batches: Sequence[EffectiveBatch]
-    longest: int
+    batches: Sequence[Prepared]
+    lengths: np.ndarray | None
     chunked_loss: LossFunction | None = None
     weigh: WeighFunction | None = None
     parking: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest sample that will come; 1 where they have none."""
+        return 1 if self.lengths is None else int(self.lengths.max())
 
     def levers(self) -> list[Levers]:
         """Return what may be pulled: nothing, then ever more, in the order in which it is."""
@@ -62,62 +69,17 @@ class Subject:
             host=self.parking,
         )
 
-    def trial(self, levers: Levers, *, sample: Any = None) -> FakeTrial:
-        """Return a trial on fake tensors, of the first effective batch or of the longest sample."""
-        chunked = self.chunked_loss if levers.chunked_loss else None
-        alone = replace(self.feed, length=lambda _: self.longest)
-        effective = self.batches[0] if sample is None else effective_batch([sample])
+    def trial(self, levers: Levers, prepared: Prepared | None = None) -> FakeTrial:
+        """Return a trial on fake tensors, of the first effective batch or of another."""
         return FakeTrial(
             model=self.model,
             optimizers=self.optimizers,
-            loss=chunked or self.loss,
-            feed=self.feed if sample is None else alone,
-            effective=effective,
+            loss=self.loss,
+            chunked_loss=self.chunked_loss,
+            feed=self.feed,
+            prepared=prepared or self.batches[0],
             levers=levers,
-            weighed=None if self.weigh is None else weigh(effective, self.weigh),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One way to make an optimizer step.
-
-    Args:
-        levers: What is pulled.
-        limit: Bytes that its micro-batches were cut under.
-        peak: Bytes of its largest micro-batch, all included.
-        micro_batches: Accumulation steps, on average.
-        largest: Samples of its largest micro-batch, and what they are padded to.
-        real_share: Share of the computed positions that are no padding.
-        time: Of an optimizer step: in seconds, or relative to the fastest.
-    """
-
-    levers: Levers
-    limit: float
-    peak: float
-    micro_batches: float
-    largest: tuple[int, int]
-    real_share: float
-    time: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """What some levers need and cost.
-
-    Args:
-        levers: What is pulled.
-        peaks: Of any micro-batch.
-        flops: ``(2,)`` floating-point operations for a position, and for a squared one.
-    """
-
-    levers: Levers
-    peaks: Peaks
-    flops: np.ndarray
-
-    def work(self, count: int, length: int) -> float:
-        """Return the floating-point operations of a micro-batch."""
-        return float(self.flops @ (count * length, count * length**2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,38 +136,26 @@ def plan(
     Raises:
         SampleTooLargeError: One sample alone does not fit, whatever is pulled.
     """
-    needs, curves = None, []
-    for one in subject.levers():
-        trial = subject.trial(one)
-        needs = needs or trial.needs()
-        require_least(needs, budget)
-        with trial.opened():
-            first = subject.batches[0]
-            peaks = measured(len(first), first.lengths(subject.feed.length), trial, needs)
-        curves.append(Curve(levers=one, peaks=peaks, flops=_flops(trial.work)))
-    base = curves[0].flops[0]  # one token's work, by which the fixed cost of a micro-batch is told
-    rates = [1.0] * len(curves) if clock is None else clock([curve.levers for curve in curves])
-    every = [_lengths(batch, subject.feed) for batch in subject.batches]
-    cost = cost or Cost()
-    points = [
-        _point(curve, limit, every, cost, base, rate)
-        for curve, rate in zip(curves, rates, strict=True)
-        for limit in _limits(curve.peaks, every, subject.longest, budget, cost)
+    options = subject.levers()
+    trials = [subject.trial(levers) for levers in options]
+    needs = trials[0].needs()
+    require_least(needs, budget)
+    rates = [1.0] * len(options) if clock is None else clock(options)
+    curves = [
+        _curve(subject, levers, trial, rate)
+        for levers, trial, rate in zip(options, trials, rates, strict=True)
     ]
-    if clock is None and points:
+    every = [_lengths(batch) for batch in subject.batches]
+    points = frontier(curves, every, longest=subject.longest, budget=budget, cost=cost or Cost())
+    if clock is None:
         fastest = min(point.time for point in points)
         points = [replace(point, time=point.time / fastest) for point in points]
-    points = [  # a higher limit may change nothing
-        point
-        for k, point in enumerate(points)
-        if k == 0 or (point.levers, point.peak) != (points[k - 1].levers, points[k - 1].peak)
-    ]
     fitting = [point for point in points if point.limit <= budget.bytes]
     alone = {str(curve.levers): curve.peaks(1, subject.longest) for curve in curves}
-    if needs is None or not fitting:
+    if not fitting:
         raise SampleTooLargeError(f"memory={binary(budget.bytes)!r}", **_no_room(alone, subject))
-    order = [curve.levers for curve in curves]  # as few as let one sample fit, as training does
-    chosen = min(fitting, key=lambda point: (order.index(point.levers), point.time, point.peak))
+    # As few levers as let one sample fit, as training does.
+    chosen = min(fitting, key=lambda point: (options.index(point.levers), point.time, point.peak))
     return Plan(
         budget=budget,
         needs=needs,
@@ -231,9 +181,10 @@ def least_levers(subject: Subject, budget: Budget, sample: Any) -> Levers:
     Raises:
         SampleTooLargeError: It does not fit, whatever is pulled.
     """
+    prepared = Prepared.of([sample], lambda _: subject.longest, subject.weigh)
     alone: dict[str, float] = {}
     for levers in subject.levers():
-        trial = subject.trial(levers, sample=sample)
+        trial = subject.trial(levers, prepared)
         needs = trial.needs()
         require_least(needs, budget)
         with trial.opened():
@@ -249,72 +200,25 @@ def _no_room(alone: dict[str, float], subject: Subject) -> dict[str, str]:
     told = ", ".join(f"{binary(size)} with {name}" for name, size in alone.items())
     longest = subject.longest
     sample = f"the longest sample ({longest:,} tokens)" if longest > 1 else "one sample"
+    less = "Truncate samples" if longest > 1 else "Take smaller samples"
     return {
         "expected": f"room for {sample} alone",
         "got": f"a predicted peak of {told.replace('with none', 'without levers')}",
-        "remedy": f"Truncate samples, or raise memory to {binary(1.03 * min(alone.values()))}.",
+        "remedy": f"{less}, or raise memory to {binary(1.03 * min(alone.values()))}.",
     }
 
 
-def _lengths(batch: EffectiveBatch, feed: Feed) -> np.ndarray:
-    found = batch.lengths(feed.length)
-    return np.ones(len(batch), dtype=np.int64) if found is None else found
+def _curve(subject: Subject, levers: Levers, trial: FakeTrial, rate: float) -> Curve:
+    """Predict what some levers need and cost."""
+    first = subject.batches[0]
+    with trial.opened():
+        peaks = measured(len(first.samples), first.lengths, trial)
+    return Curve(levers=levers, peaks=peaks, flops=fitted_flops(trial.work), rate=rate)
 
 
-def _flops(work: Sequence[Work]) -> np.ndarray:
-    """Fit floating-point operations to positions and squared positions."""
-    terms = np.array([(w.count * w.length, w.count * w.length**2) for w in work], dtype=float)
-    scale = terms.max(axis=0)
-    solved, *_ = np.linalg.lstsq(
-        terms / scale, np.array([w.flops for w in work], float), rcond=None
-    )
-    return np.asarray(np.maximum(solved, 0) / scale)
-
-
-def _limits(
-    peaks: Peaks, every: Sequence[np.ndarray], longest: int, budget: Budget, cost: Cost
-) -> list[float]:
-    """Return bytes, from what one sample needs to what micro-batches need that nothing bounds."""
-    least = peaks(1, longest)
-    free = Cap(limit=1e30, size=peaks, unit="bytes")
-    most = max(least, *(peaks(*shape) for lengths in every for shape in _cut(lengths, free, cost)))
-    found = {float(limit) for limit in np.geomspace(least, most, _STEPS)}
-    if least <= budget.bytes < most:
-        found.add(float(budget.bytes))
-    return sorted(found)
-
-
-def _cut(lengths: np.ndarray, cap: Cap, cost: Cost) -> list[tuple[int, int]]:
-    """Cut an effective batch; return the samples and the length of each micro-batch."""
-    if int(lengths.max()) > 1:
-        cut = optimal(lengths, cap, cost=cost)
-    else:
-        cut = fixed(len(lengths), cap.most(1, len(lengths)))
-    return [(len(positions), int(lengths[positions].max())) for positions in cut]
-
-
-def _point(
-    curve: Curve,
-    limit: float,
-    every: Sequence[np.ndarray],
-    cost: Cost,
-    base: float,
-    rate: float,
-) -> Point:
-    """Cut some effective batches under a limit, and add up what they need and cost."""
-    cap = Cap(limit=limit * (1 + 1e-9), size=curve.peaks, unit="bytes")
-    shapes = [shape for lengths in every for shape in _cut(lengths, cap, cost)]
-    work = sum(cost.fixed * base + curve.work(count, length) for count, length in shapes)
-    real = sum(int(lengths.sum()) for lengths in every)
-    return Point(
-        levers=curve.levers,
-        limit=limit,
-        peak=max(curve.peaks.predicted(*shape) for shape in shapes),
-        micro_batches=len(shapes) / len(every),
-        largest=max(shapes, key=lambda shape: curve.peaks.predicted(*shape)),
-        real_share=real / sum(count * length for count, length in shapes),
-        time=float(rate * work / len(every)),
-    )
+def _lengths(batch: Prepared) -> np.ndarray:
+    found = batch.lengths
+    return np.ones(len(batch.samples), dtype=np.int64) if found is None else found
 
 
 def _reason(chosen: Point, fitting: Sequence[Point], alone: dict[str, float], longest: int) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch.utils.data import Sampler
 
+from gradaccum.dataset import Last, require_last
 from gradaccum.errors import ArgumentError
-from gradaccum.loader import Last, require_last
 from gradaccum.partition import by_length, fixed, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
 from gradaccum.rng import data_order, require_seed

@@ -52,6 +52,24 @@ class Snapshot:
 
 
 @contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Leave the modes of all modules, training or evaluation, as they were.
+
+    Args:
+        model: The model.
+
+    Yields:
+        Nothing.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Leave generators, buffers and the modes of all modules as they were.
 
@@ -62,13 +80,11 @@ def preserved(model: nn.Module) -> Iterator[None]:
         Nothing.
     """
     snapshot = Snapshot(model)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        snapshot.restore()
-        for module, mode in modes:
-            module.training = mode
+    with modes_kept(model):
+        try:
+            yield
+        finally:
+            snapshot.restore()
 
 
 def _accelerators(model: nn.Module) -> list[torch.device]:

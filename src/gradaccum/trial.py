@@ -1,19 +1,21 @@
 """Micro-batches that run as in an effective batch, measured, whose gradients are thrown away."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradaccum.batch import EffectiveBatch
 from gradaccum.engine import Engine
 from gradaccum.errors import PhaseError
 from gradaccum.feed import Feed
 from gradaccum.loss import Terms
-from gradaccum.memory import AllocatorBytes, Budget, Enforced, LiveBytes, Needs, Probe, needs_of
+from gradaccum.memory import Budget, Enforced, LiveBytes, Needs, Probe, needs_of
+from gradaccum.prepared import Prepared
+from gradaccum.probing import watched
 from gradaccum.protocols import GradientSync
 from gradaccum.recovery import is_out_of_memory
 from gradaccum.snapshot import preserved
@@ -35,8 +37,7 @@ class EngineTrial:
         feed: Collates micro-batches.
         forward: From a micro-batch to its loss.
         sync: Told to hold gradients back from other ranks.
-        effective: Where samples are taken from.
-        weighed: Its weights by term of the loss, if it was weighed beforehand.
+        prepared: Where samples are taken from.
     """
 
     def __init__(
@@ -48,12 +49,11 @@ class EngineTrial:
         feed: Feed,
         forward: Callable[[Any], Terms],
         sync: GradientSync,
-        effective: EffectiveBatch,
-        weighed: Mapping[str, float] | None,
+        prepared: Prepared,
     ) -> None:
         self._engine, self._model, self._update = engine, model, update
         self._feed, self._forward, self._sync = feed, forward, sync
-        self._effective, self._weighed = effective, weighed
+        self._prepared = prepared
         self._needs: Needs | None = None
         self._steady = False
 
@@ -103,47 +103,33 @@ class EngineTrial:
         limit = None
         if budget is not None:
             needs = self.needs()
-            elsewhere = needs.optimizer_state + needs.buffers // 2  # there in a step, but not here
+            elsewhere = needs.optimizer_state + needs.snapshot  # there in a step, but not here
             limit = Enforced(Budget(bytes=budget.bytes - elsewhere))
         try:
             if not self._steady:  # the first backward makes the gradient sums
-                self._measured(positions, limit)
+                self._watched(positions, limit)
                 self._steady = True
-            return self._measured(positions, limit)
+            return self._watched(positions, limit)
         except Exception as error:
-            full = is_out_of_memory(error)
-            if not full:
-                self._begin()
+            self._begin()  # a part of its gradient may have been added
+            if not is_out_of_memory(error):
                 raise
-        self._begin()  # a part of its gradient has been added
-        return None
+            return None
 
     def _begin(self) -> None:
-        self._engine.begin(weighed=self._weighed)
+        self._engine.begin(weighed=self._prepared.weighed)
         self._steady = False
 
-    def _measured(self, positions: np.ndarray, limit: Enforced | None) -> Probe:
-        device = self._feed.device
-        live = LiveBytes(limit, device=device)
-        live.follow([*self._model.parameters(), *self._model.buffers(), *self._sums()])
-        rest = live.live
-        micro = self._feed.peek(self._effective, positions.tolist())
-        waiting = self._feed.peek(self._effective, positions.tolist())
-        live.follow(leaf for leaf in flat((micro, waiting)) if isinstance(leaf, Tensor))
-        inputs = live.live - rest  # rows of one collated tensor share its bytes
-        own = AllocatorBytes(device) if device.type == "cuda" else nullcontext(live)
-        with own as meter:
-            before = meter.live
-            with live:
-                kept = self._run(micro, live) - rest
-            peak = meter.peak - before + inputs
-        lengths = self._effective.lengths(self._feed.length)
-        return Probe(
+    def _watched(self, positions: np.ndarray, limit: Enforced | None) -> Probe:
+        live = LiveBytes(limit, device=self._feed.device)
+        micro, waiting = (self._feed.peek(self._prepared.samples, positions.tolist()) for _ in "12")
+        return watched(
+            live,
+            held=[*self._model.parameters(), *self._model.buffers(), *self._sums()],
+            inputs=[leaf for leaf in flat((micro, waiting)) if isinstance(leaf, Tensor)],
+            run=partial(self._run, micro, live),
             count=len(positions),
-            length=1 if lengths is None else max(int(lengths[positions].max()), 1),
-            timeline=np.frombuffer(live.timeline, dtype=np.int64) - rest,
-            kept=kept,
-            peak=peak,
+            length=self._prepared.padded(positions),
         )
 
     def _run(self, micro: Any, meter: LiveBytes) -> int:

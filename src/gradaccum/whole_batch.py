@@ -1,6 +1,6 @@
 """A whole effective batch at a time: cut it, run it, and update, or leave everything as it was."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gradaccum.batch import EffectiveBatch, WeighFunction, effective_batch, one_ahead, weigh
+from gradaccum.batch import EffectiveBatch, WeighFunction, one_ahead
 from gradaccum.engine import Engine
-from gradaccum.errors import SampleTooLargeError
 from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
 from gradaccum.memory import AllocatorBytes
 from gradaccum.outcome import Evaluation, StepReport
-from gradaccum.partition import Cut, FixedCut, Partition, with_bounds_of
+from gradaccum.partition import Cut, Partition
+from gradaccum.partition.policy import letting_through, with_bounds_of
+from gradaccum.prepared import Prepared
 from gradaccum.protocols import Check, GradientSync, LossFunction, Runner
 from gradaccum.recovery import Recovery, TooLarge, is_out_of_memory
 from gradaccum.sizing import Sizing
+from gradaccum.snapshot import modes_kept
 from gradaccum.trial import EngineTrial
 from gradaccum.update import Update
 
@@ -64,7 +66,7 @@ class WholeBatch:
         self._sync, self._runner = sync, runner
         self._weigh, self._check = weigh, check
         self._recovery = Recovery(model)
-        self._longest = 0  # of the effective batch that the cut was measured on
+        self._longest = 1  # of the effective batch that the cut was measured on
 
     @property
     def cut(self) -> Cut | None:
@@ -73,13 +75,14 @@ class WholeBatch:
 
     def step(self, batch: Any) -> StepReport:
         """Run one effective batch; see `Accumulator.step`."""
-        effective = effective_batch(batch)
-        weighed = None if self._weigh is None else weigh(effective, self._weigh)
-        cut = self._cut_for(effective, weighed, training=True)
+        prepared = Prepared.of(batch, self._feed.length, self._weigh)
+        cut = self._recovery.cut
+        if cut is None or self._outgrown(prepared):
+            cut = self._measured(prepared)
         if self._engine.report is None:
-            self._look_at_first(effective, cut)
+            self._look_at_first(prepared, cut)
         started = perf_counter()
-        done = self._recovery.run(cut, partial(self._attempt, effective, weighed), learn=True)
+        done = self._recovery.run(cut, partial(self._attempt, prepared), learn=True)
         report = done.value
         if done.replays:
             report = replace(report, replays=done.replays, seconds=perf_counter() - started)
@@ -92,25 +95,16 @@ class WholeBatch:
 
     def evaluate(self, batch: Any) -> Evaluation:
         """Return the mean loss of some samples; see `Accumulator.evaluate`."""
-        effective = effective_batch(batch)
-        weighed = None if self._weigh is None else weigh(effective, self._weigh)
-        cut = self._cut_for(effective, weighed, training=False)
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
-            return self._recovery.run(cut, partial(self._evaluated, effective), learn=False).value
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-    def _cut_for(
-        self, effective: EffectiveBatch, weighed: Mapping[str, float] | None, *, training: bool
-    ) -> Cut:
-        """Return how to cut, which is found out with the first effective batch."""
         cut = self._recovery.cut
-        if cut is not None and not (training and self._outgrown(effective)):
-            return cut
-        lengths = effective.lengths(self._feed.length)
+        prepared = Prepared.of(batch, self._feed.length, self._weigh if cut is None else None)
+        cut = cut or self._measured(prepared)
+        with modes_kept(self._model):
+            self._model.eval()
+            attempt = partial(self._evaluated, prepared)
+            return self._recovery.run(letting_through(cut), attempt, learn=False).value
+
+    def _measured(self, prepared: Prepared) -> Cut:
+        """Find out how to cut, with an effective batch."""
         trial = EngineTrial(
             engine=self._engine,
             model=self._model,
@@ -118,69 +112,61 @@ class WholeBatch:
             feed=self._feed,
             forward=self._forward,
             sync=self._sync,
-            effective=effective,
-            weighed=weighed,
+            prepared=prepared,
         )
-        new = self._sizing(len(effective), lengths, trial)
-        self._recovery.cut = cut = with_bounds_of(new, cut)
-        self._longest = 0 if lengths is None else int(lengths.max())
+        cut = self._sizing(len(prepared.samples), prepared.lengths, trial)
+        self._recovery.cut = cut = with_bounds_of(cut, self._recovery.cut)
+        self._longest = prepared.longest
         return cut
 
-    def _outgrown(self, effective: EffectiveBatch) -> bool:
+    def _outgrown(self, prepared: Prepared) -> bool:
         """Return whether samples are far longer than those that the cut was measured on."""
-        if not self._sizing.measures or self._engine.opened is not None:
-            return False
-        lengths = effective.lengths(self._feed.length)
-        return lengths is not None and int(lengths.max()) > _FAR * max(self._longest, 1)
+        far = prepared.longest > _FAR * self._longest
+        return far and self._sizing.measures and self._engine.opened is None
 
-    def _look_at_first(self, effective: EffectiveBatch, cut: Cut) -> None:
+    def _look_at_first(self, prepared: Prepared, cut: Cut) -> None:
         """Refuse what could not be cut later, and look for samples that interact."""
-        self._feed.plan(effective, cut)
-        if effective.dataset_lengths is not None:
-            cut.admit(effective.dataset_lengths)
+        prepared.plan(cut)
+        if prepared.samples.dataset_lengths is not None:
+            cut.admit(prepared.samples.dataset_lengths)
         if self._check is not None:
-            self._check(effective)
+            self._check(prepared.samples)
             self._check = None
 
-    def _attempt(
-        self, effective: EffectiveBatch, weighed: Mapping[str, float] | None, cut: Cut
-    ) -> StepReport | TooLarge:
+    def _attempt(self, prepared: Prepared, cut: Cut) -> StepReport | TooLarge:
         """Run an effective batch up to the update; hold nothing of it if that fails."""
-        engine, plan = self._engine, self._feed.plan(effective, cut)
+        engine, plan = self._engine, prepared.plan(cut)
         opened = engine.begin(
-            weighed=weighed,
+            weighed=prepared.weighed,
             samples=plan.num_samples,
             tokens=plan.tokens,
             padded_tokens=plan.padded_tokens,
         )
+        micro_batches = self._feed.micro_batches(prepared.samples, plan)
         try:
-            with closing(self._held(self._feed.micro_batches(effective, plan))) as micro_batches:
-                self._runner.run(micro_batches, self._forward, engine.add)
+            with closing(self._held(micro_batches)) as held:
+                self._runner.run(held, self._forward, engine.add)
             return engine.conclude()
         except BaseException as error:
             if opened.micro_batches == len(plan) or not is_out_of_memory(error):
                 engine.drop()
                 raise
-            failure = _too_large(effective, plan, opened.micro_batches, str(error))
+            failure = _too_large(prepared.samples, plan, opened.micro_batches, str(error))
         engine.drop()  # here no name is bound to the error, whose frames hold the activations
         return failure
 
-    def _evaluated(self, effective: EffectiveBatch, cut: Cut) -> Evaluation | TooLarge:
+    def _evaluated(self, prepared: Prepared, cut: Cut) -> Evaluation | TooLarge:
         """Run forward passes alone."""
-        tally, at = Tally(), 0
-        try:
-            plan = self._feed.plan(effective, cut)
-        except SampleTooLargeError:  # for training; without a backward it may well fit
-            plan = self._feed.plan(effective, FixedCut(size=1))
+        plan, tally, at = prepared.plan(cut), Tally(), 0
         try:
             with torch.no_grad():
-                for micro in self._feed.micro_batches(effective, plan):
+                for micro in self._feed.micro_batches(prepared.samples, plan):
                     tally.add(self._forward(micro))
                     at += 1
         except RuntimeError as error:
             if at == len(plan) or not is_out_of_memory(error):
                 raise
-            return _too_large(effective, plan, at, str(error))
+            return _too_large(prepared.samples, plan, at, str(error))
         mean, _ = tally.mean(self._sync.total)
         return Evaluation(
             loss=mean.loss,

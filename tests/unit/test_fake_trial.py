@@ -8,7 +8,7 @@ from helpers.gpts import causal, chunked, gpt
 from torch import nn
 
 import gradaccum as ga
-from gradaccum.batch import effective_batch
+from gradaccum.batch import default_length
 from gradaccum.collate import collate_function
 from gradaccum.errors import PredictionError
 from gradaccum.fake_trial import FakeTrial
@@ -16,6 +16,7 @@ from gradaccum.feed import Feed
 from gradaccum.integrations.transformers import masks_as_in_earnest
 from gradaccum.levers import Levers, checkpoint_blocks
 from gradaccum.memory import LiveBytes
+from gradaccum.prepared import Prepared
 
 LENGTHS = [40, 8, 12, 33, 9, 25, 40, 16]
 
@@ -97,13 +98,13 @@ def test_predicted_as_measured(case):
     torch.manual_seed(0)
     model, samples = build(), samples()
     optimizer = torch.optim.AdamW(model.parameters())
-    feed, effective = feed_for(samples), effective_batch(samples)
+    feed, prepared = feed_for(samples), Prepared.of(samples, default_length)
     trial = FakeTrial(
         model=model,
         optimizers=[optimizer],
         loss=loss,
         feed=feed,
-        effective=effective,
+        prepared=prepared,
         levers=levers,
     )
     shapes = [[1, 4], [0, 6], [3], [0, 1, 2, 3, 4, 5, 6, 7], [2, 5, 7]]
@@ -113,7 +114,7 @@ def test_predicted_as_measured(case):
     if levers.checkpointing:
         checkpoint_blocks(model)
     for positions, probe in zip(shapes, predicted, strict=True):
-        micro = feed.peek(effective, positions)
+        micro = feed.peek(prepared.samples, positions)
         peak = measured(model, optimizer, loss, micro)
         # Samples of equal length need no attention mask, at which fake tensors cannot look.
         equal = len({LENGTHS[k] for k in positions}) == 1 and build is bert
@@ -134,7 +135,7 @@ def test_work_is_counted_and_recomputation_with_it():
             optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
             loss=chunked if levers.chunked_loss else causal,
             feed=feed_for(samples),
-            effective=effective_batch(samples),
+            prepared=Prepared.of(samples, default_length),
             levers=levers,
         )
         with masks_as_in_earnest(), trial.opened():
@@ -160,7 +161,7 @@ def test_parked_tensors_leave_the_device():
             optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
             loss=causal,
             feed=feed_for(samples),
-            effective=effective_batch(samples),
+            prepared=Prepared.of(samples, default_length),
             levers=Levers(parking=parking),
         )
         with masks_as_in_earnest(), trial.opened():
@@ -191,7 +192,7 @@ def test_nothing_real_is_touched():
             optimizers=[optimizer],
             loss=loss,
             feed=Feed(),
-            effective=effective_batch(samples),
+            prepared=Prepared.of(samples, default_length),
         )
 
     fine = trial(lambda model, micro: ga.Loss(model(micro[0]).sum(), len(micro[0])))

@@ -10,7 +10,7 @@ from helpers.gpts import gpt as small_gpt
 from torch import nn
 
 import gradaccum as ga
-from gradaccum.batch import effective_batch
+from gradaccum.batch import default_length
 from gradaccum.collate import collate_function
 from gradaccum.errors import SampleTooLargeError
 from gradaccum.feed import Feed
@@ -19,6 +19,7 @@ from gradaccum.levers import Levers
 from gradaccum.memory import Budget
 from gradaccum.partition import Cost
 from gradaccum.planner import Subject, least_levers, plan
+from gradaccum.prepared import Prepared
 
 CHUNKED = Levers(chunked_loss=True)
 BOTH = Levers(chunked_loss=True, checkpointing=True)
@@ -39,8 +40,8 @@ def gpt():
         loss=causal,
         chunked_loss=chunked,
         feed=Feed(collate=collate_function({"input_ids": 0, "labels": -100})),
-        batches=[effective_batch(samples[:24]), effective_batch(samples[24:])],
-        longest=int(lengths.max()),
+        batches=[Prepared.of(half, default_length) for half in (samples[:24], samples[24:])],
+        lengths=lengths,
     ), samples[int(lengths.argmax())]
 
 
@@ -131,8 +132,8 @@ def test_samples_without_lengths():
         optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
         loss=lambda model, micro: ga.Loss(model(micro["x"]).square().sum(), len(micro["x"])),
         feed=Feed(),
-        batches=[effective_batch(samples)],
-        longest=1,
+        batches=[Prepared.of(samples, default_length)],
+        lengths=None,
     )
     everything = made(subject, "1GiB", cost=Cost(fixed=1000))
     assert everything.chosen.largest == (20, 1)

@@ -17,7 +17,8 @@ MIB = 2**20
 CPU = torch.device("cpu")
 NEEDS = Needs(
     parameters=3 * MIB,
-    buffers=MIB // 4,
+    buffers=MIB // 8,
+    snapshot=MIB // 8,
     gradient_sums=2 * MIB,
     optimizer_state=4 * MIB,
     update=MIB // 2,
@@ -218,7 +219,8 @@ def test_a_budget_below_what_a_step_holds(mib):
     assert told.call == f"memory='{mib:.2f} MiB'"
     assert told.expected.startswith("at least 9.75 MiB")
     assert told.got == (
-        "parameters 3.00 MiB, buffers 256 KiB, gradient sums 2.00 MiB, optimizer state 4.00 MiB, "
+        "parameters 3.00 MiB, buffers 128 KiB, snapshot 128 KiB, gradient sums 2.00 MiB, "
+        "optimizer state 4.00 MiB, "
         "update 512 KiB"
     )
     assert trial.tried == []

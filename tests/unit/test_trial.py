@@ -10,7 +10,7 @@ from helpers.failures import FailAt
 from torch import nn
 
 import gradaccum as ga
-from gradaccum import sizing
+from gradaccum import probing, sizing
 from gradaccum.collate import collate_function
 from gradaccum.errors import ArgumentError, PhaseError, SampleTooLargeError
 from gradaccum.feed import Feed
@@ -114,7 +114,7 @@ def test_predicted_peaks_are_those_that_are_measured(case, monkeypatch):
     model, optimizer, accumulator = build(model, loss, "6MiB")
     found = []
     monkeypatch.setattr(
-        sizing, "fit", lambda *a, **told: found.append(fit(*a, **told)) or found[-1]
+        probing, "fit", lambda *a, **told: found.append(fit(*a, **told)) or found[-1]
     )
     accumulator.step(first)
     for count, length in shapes:

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from gradaccum.cli.subject import budget_of, lengths_of, subject_of
+from gradaccum.cli.subject import free_budget, subject_of
 from gradaccum.errors import PredictionError
 from gradaccum.integrations.transformers import masks_as_in_earnest
-from gradaccum.levers import Levers, checkpoint_blocks, parked
+from gradaccum.levers import Levers, pulled
 from gradaccum.memory import Budget
 from gradaccum.planner import least_levers
 from gradaccum.recipes.recipe import Recipe
@@ -24,9 +24,8 @@ def sized(settings: Settings, recipe: Recipe) -> Settings:
     """
     if settings.memory or settings.micro_batch_size or settings.micro_batch_tokens:
         return settings
-    device = next(recipe.model.parameters()).device
-    free = budget_of(settings, recipe, device).bytes
-    return settings.model_copy(update={"memory": f"{free // 2**20}MiB"})
+    free = free_budget(recipe, next(recipe.model.parameters()).device)
+    return settings.model_copy(update={"memory": f"{free.bytes // 2**20}MiB"})
 
 
 def with_levers(recipe: Recipe, settings: Settings) -> tuple[Recipe, Levers]:
@@ -42,15 +41,12 @@ def with_levers(recipe: Recipe, settings: Settings) -> tuple[Recipe, Levers]:
     if settings.memory is None or len(recipe.train) == 0:
         return recipe, Levers()
     device = next(recipe.model.parameters()).device
-    subject = subject_of(recipe, settings, parking=device.type != "cpu")
-    lengths = lengths_of(recipe)
-    longest = 0 if lengths is None else int(lengths.argmax())
+    subject = subject_of(recipe, settings, parking=device.type != "cpu", batches=0)
+    longest = 0 if subject.lengths is None else int(subject.lengths.argmax())
     try:
         with masks_as_in_earnest():
             levers = least_levers(subject, Budget.of(settings.memory), recipe.train[longest])
     except PredictionError:  # it cannot be told beforehand; probes will tell
         return recipe, Levers()
-    loss = (recipe.chunked_loss if levers.chunked_loss else None) or recipe.loss
-    if levers.checkpointing:
-        checkpoint_blocks(recipe.model)
-    return replace(recipe, loss=parked(loss) if levers.parking else loss), levers
+    loss = pulled(levers, recipe.model, recipe.loss, recipe.chunked_loss)
+    return replace(recipe, loss=loss), levers

@@ -1,7 +1,8 @@
 """The options that commands share, with what ``--help`` says of them."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,3 +35,16 @@ Seed = Annotated[int | None, typer.Option(help="Same seed, same run.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder that is made; else runs/ or plans/RECIPE-TIME.")
 ]
+
+
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among what a command was called with.
+
+    Args:
+        arguments: Of the command, by name.
+
+    Returns:
+        Those that the user gave.
+    """
+    beside = {"recipe", "out"}
+    return {k: v for k, v in arguments.items() if v is not None and k not in beside}

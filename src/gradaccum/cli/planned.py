@@ -1,33 +1,25 @@
 """Plan a run: nothing is trained, and nothing but what is asked for is written."""
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
 
-from gradaccum.batch import weigh
+from gradaccum.cli.clock import seconds_per_flop
 from gradaccum.cli.folder import choose_folder, write_json
-from gradaccum.cli.subject import budget_of, built, lengths_of, subject_of
+from gradaccum.cli.subject import built, free_budget, subject_of, told_budget
 from gradaccum.cli.targets import Build
-from gradaccum.collate import to_device
 from gradaccum.errors import ArgumentError
 from gradaccum.integrations.transformers import masks_as_in_earnest
-from gradaccum.levers import Levers, checkpoint_blocks, parked
-from gradaccum.loss import Tally, checked_terms
-from gradaccum.planner import Subject, plan
+from gradaccum.planner import plan
 from gradaccum.recipes.settings import Settings
 from gradaccum.report.frontier import as_json, caps_table, draw, frontier_tables, parts_table
 from gradaccum.units import binary
 
-_TIMED_TOKENS = 1024
-_WARM, _TIMED = 2, 5  # runs of a micro-batch
+_BATCHES = 4  # effective batches that a plan is averaged over
 
 
 def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
@@ -41,15 +33,16 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
     console = Console()
     folder = choose_folder(out, settings.recipe, under="plans")
     device = _device(settings)
+    there = _is_there(device)
+    budget = told_budget(settings, device if there else None)
     with console.status("preparing data and model ..."):
         recipe = built(build, settings.model_copy(update={"device": "cpu"}))
-    there = _is_there(device)
-    budget = budget_of(settings, recipe, device if there else None)
-    subject = subject_of(recipe, settings, parking=device.type != "cpu")
+    budget = budget or free_budget(recipe, device)
+    subject = subject_of(recipe, settings, parking=device.type != "cpu", batches=_BATCHES)
     with console.status("predicting ..."), masks_as_in_earnest():
-        clock = partial(_timed, subject, device) if there else None
+        clock = partial(seconds_per_flop, subject, device) if there else None
         made = plan(subject, budget, clock=clock)
-    lengths = _shown_lengths(lengths_of(recipe))
+    lengths = _shown_lengths(subject.lengths)
     console.print(
         Text(
             f"{settings.recipe} on {device}, {binary(budget.bytes)}, effective batch "
@@ -96,67 +89,6 @@ def _is_there(device: torch.device) -> bool:
     except (RuntimeError, AssertionError):
         return False
     return True
-
-
-def _timed(subject: Subject, device: torch.device, every: Sequence[Levers]) -> list[float]:
-    """Return the seconds of a floating-point operation, from a micro-batch run in earnest.
-
-    In rounds over all levers, so that a busy machine is busy for all of them; the fastest counts.
-    """
-    positions = _timed_positions(subject)
-    micro = to_device(subject.feed.peek(subject.batches[0], positions.tolist()), device)
-    runs = [_run_of(subject, device, levers, micro) for levers in every]
-    seconds = [[_seconds(run, device) for run in runs] for _ in range(_WARM + _TIMED)]
-    fastest = np.min(seconds[_WARM:], axis=0)
-    return [float(fastest[k]) / _flops(subject, one, positions) for k, one in enumerate(every)]
-
-
-def _flops(subject: Subject, levers: Levers, positions: np.ndarray) -> int:
-    trial = subject.trial(levers)
-    with trial.opened():
-        trial.probe(positions)
-    return max(trial.work[-1].flops, 1)
-
-
-def _run_of(
-    subject: Subject, device: torch.device, levers: Levers, micro: Any
-) -> Callable[[], None]:
-    """Return a forward and backward pass under some levers."""
-    model = deepcopy(subject.model).to(device)
-    if levers.checkpointing:
-        checkpoint_blocks(model)
-    loss = (subject.chunked_loss if levers.chunked_loss else None) or subject.loss
-    if levers.parking:
-        loss = parked(loss)
-
-    first = subject.batches[0]
-    weighed = None if subject.weigh is None else weigh(first, subject.weigh)
-
-    def run() -> None:
-        terms = checked_terms(loss(model, micro), call="loss(model, micro_batch)")
-        torch.autograd.backward(Tally(weighed).differentiable(terms))
-
-    return run
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    started = perf_counter()
-    run()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return perf_counter() - started
-
-
-def _timed_positions(subject: Subject) -> np.ndarray:
-    """Return samples of middling length, about a thousand tokens of them."""
-    first = subject.batches[0]
-    lengths = first.lengths(subject.feed.length)
-    if lengths is None:
-        return np.arange(min(4, len(first)))
-    order = np.argsort(lengths, kind="stable")
-    middle = len(order) // 2
-    count = max(1, min(_TIMED_TOKENS // max(int(lengths[order[middle]]), 1), len(order) // 2))
-    return order[middle - count // 2 : middle - count // 2 + count]
 
 
 def _shown_lengths(lengths: np.ndarray | None) -> list[int]:

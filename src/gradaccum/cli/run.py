@@ -16,10 +16,10 @@ import gradaccum as ga
 from gradaccum.cli.fitted import sized, with_levers
 from gradaccum.cli.folder import choose_folder, write_config, write_folder, write_json, write_text
 from gradaccum.cli.stop import stop_on_interrupt
-from gradaccum.cli.subject import built
+from gradaccum.cli.subject import built, told_budget
 from gradaccum.cli.targets import Build
 from gradaccum.errors import ArgumentError, DataError
-from gradaccum.recipes.recipe import Recipe
+from gradaccum.recipes.recipe import Recipe, chosen_device
 from gradaccum.recipes.schedule import scheduler
 from gradaccum.recipes.settings import Settings
 from gradaccum.telemetry import JsonLines
@@ -42,6 +42,7 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
     """
     console = Console()
     folder = choose_folder(out, settings.recipe)
+    told_budget(settings, chosen_device(settings))  # refused before anything is built
     with console.status("preparing data and model ..."):
         recipe = built(build, settings)
         settings = sized(settings, recipe)

@@ -9,12 +9,11 @@ from gradaccum.cli.targets import Build
 from gradaccum.collate import collate_function
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
-from gradaccum.memory import Budget, require_within, usable_bytes
+from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.planner import Subject
+from gradaccum.prepared import Prepared
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings
-
-_BATCHES = 4  # effective batches that a plan is averaged over
 
 
 def built(build: Build, settings: Settings) -> Recipe:
@@ -41,71 +40,58 @@ def built(build: Build, settings: Settings) -> Recipe:
     return recipe
 
 
-def subject_of(recipe: Recipe, settings: Settings, *, parking: bool) -> Subject:
+def subject_of(recipe: Recipe, settings: Settings, *, parking: bool, batches: int) -> Subject:
     """Return what is planned: the recipe's parts, and its first effective batches.
 
     Args:
         recipe: The recipe.
         settings: Of the run.
         parking: Whether tensors can be parked in host memory.
+        batches: How many effective batches.
 
     Returns:
         The subject.
     """
-    batches = ga.effective_batches(
-        recipe.train,
-        settings.effective_batch,
-        lengths=recipe.lengths,
-        seed=settings.seed,
-        steps=_BATCHES,
-    )
-    lengths = lengths_of(recipe)
+    length = recipe.length or default_length
+    told = recipe.lengths
+    if told is None and length(recipe.train[0]) is not None:
+        told = np.asarray([length(recipe.train[k]) for k in range(len(recipe.train))])
+    found: list[Prepared] = []
+    if batches:
+        order = ga.effective_batches(
+            recipe.train,
+            settings.effective_batch,
+            lengths=recipe.lengths,
+            seed=settings.seed,
+            steps=batches,
+        )
+        found = [Prepared.of(batch, length, recipe.weigh) for batch in order]
     return Subject(
         model=recipe.model,
         optimizers=[recipe.optimizer],
         loss=recipe.loss,
         chunked_loss=recipe.chunked_loss,
-        feed=Feed(
-            collate=recipe.collate or collate_function(recipe.pad),
-            length=recipe.length or default_length,
-        ),
-        batches=list(batches),
-        longest=1 if lengths is None else int(lengths.max()),
+        feed=Feed(collate=recipe.collate or collate_function(recipe.pad), length=length),
+        batches=found,
+        lengths=told,
         weigh=recipe.weigh,
         parking=parking,
     )
 
 
-def lengths_of(recipe: Recipe) -> np.ndarray | None:
-    """Return the lengths of a recipe's training samples.
-
-    Args:
-        recipe: Its samples are read where their lengths are not told.
-
-    Returns:
-        ``(n,)`` tokens; None where samples have none.
-    """
-    if recipe.lengths is not None:
-        return recipe.lengths
-    length = recipe.length or default_length
-    if length(recipe.train[0]) is None:
-        return None
-    return np.asarray([length(recipe.train[k]) for k in range(len(recipe.train))])
-
-
-def budget_of(settings: Settings, recipe: Recipe, device: torch.device | None) -> Budget:
-    """Return the budget that the settings name, or else what a device has free.
+def told_budget(settings: Settings, device: torch.device | None) -> Budget | None:
+    """Return the budget that the settings name, before anything is built.
 
     Args:
         settings: Of the run.
-        recipe: Of its model, parameters count as held.
         device: None if it is not here.
 
     Returns:
-        The budget; in whole MiB where none is named, so that it can be named again.
+        The budget; None for what the device has free.
 
     Raises:
-        ArgumentError: No budget is named, and the device is not here to ask.
+        ArgumentError: It is more than the device has; or none is named, and the device is not here
+            to ask.
     """
     if settings.memory is not None:
         budget = Budget.of(settings.memory)
@@ -119,5 +105,18 @@ def budget_of(settings: Settings, recipe: Recipe, device: torch.device | None) -
             got="none",
             remedy="Pass what the device has, --memory 24GiB for example.",
         )
-    held = sum(p.numel() * p.element_size() for p in recipe.model.parameters())
+    return None
+
+
+def free_budget(recipe: Recipe, device: torch.device) -> Budget:
+    """Return what a device has free for a recipe.
+
+    Args:
+        recipe: Of its model, parameters count as held.
+        device: Where it is to run.
+
+    Returns:
+        The budget, in whole MiB, so that it can be named again.
+    """
+    held = held_bytes(recipe.model, [recipe.optimizer])
     return Budget(bytes=usable_bytes(device, held=held) // 2**20 * 2**20)

@@ -1,33 +1,22 @@
 """``gradaccum train``: one loop for every recipe."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from gradaccum.cli.options import (
-    Data,
-    EffectiveBatch,
-    MaxLength,
-    Memory,
-    Model,
-    Out,
-    Seed,
-    Target,
-    TextField,
-    Tokenizer,
-)
+from gradaccum.cli import options
 from gradaccum.recipes.settings import Scheduler
 
 
 def train(
-    recipe: Target,
-    data: Data = None,
-    text_field: TextField = None,
-    tokenizer: Tokenizer = None,
-    model: Model = None,
-    max_length: MaxLength = None,
-    effective_batch: EffectiveBatch = None,
-    memory: Memory = None,
+    recipe: options.Target,
+    data: options.Data = None,
+    text_field: options.TextField = None,
+    tokenizer: options.Tokenizer = None,
+    model: options.Model = None,
+    max_length: options.MaxLength = None,
+    effective_batch: options.EffectiveBatch = None,
+    memory: options.Memory = None,
     micro_batch_size: Annotated[
         int | None, typer.Option(help="Samples on the device at once, in place of --memory.")
     ] = None,
@@ -50,39 +39,20 @@ def train(
             help="Optimizer steps of rising learning rate; else 20, or half of a short run."
         ),
     ] = None,
-    seed: Seed = None,
+    seed: options.Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; else an accelerator if any.")
     ] = None,
-    out: Out = None,
+    out: options.Out = None,
 ) -> None:
     """Train a model at any effective batch size.
 
     Ctrl-C ends training after the current optimizer step and saves what was learnt; a second
     one ends it at once.
     """
+    given = options.given(locals())
     from gradaccum.cli.run import run
     from gradaccum.cli.targets import resolve
 
-    told: dict[str, Any] = {
-        "data": data,
-        "text_field": text_field,
-        "tokenizer": tokenizer,
-        "model": model,
-        "max_length": max_length,
-        "effective_batch": effective_batch,
-        "memory": memory,
-        "micro_batch_size": micro_batch_size,
-        "micro_batch_tokens": micro_batch_tokens,
-        "steps": steps,
-        "epochs": epochs,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "max_grad_norm": max_grad_norm,
-        "scheduler": scheduler,
-        "warmup": warmup,
-        "seed": seed,
-        "device": device,
-    }
-    build, settings = resolve(recipe, {k: v for k, v in told.items() if v is not None})
+    build, settings = resolve(recipe, given)
     run(build, settings, out)

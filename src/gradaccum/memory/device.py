@@ -10,10 +10,11 @@ from gradaccum.memory.budget import Budget
 from gradaccum.units import binary
 
 _USABLE = 0.9  # of what is free: fragments, and what kernels take for themselves
-_GROUP = Path("/sys/fs/cgroup")
-_LIMITS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+_ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Limit, use, and the part of it that files have left in the page cache, in versions 2 and 1.
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -81,11 +82,35 @@ def _available() -> int:
 
 
 def _container() -> list[tuple[int, int]]:
-    """Return limit and use of a control group's memory, where it has a limit."""
+    """Return limit and use of the control groups that this process is in, where they limit memory.
+
+    What files have left in the page cache can be had at any time, and does not count as used.
+    """
     found = []
-    for limit, used in _LIMITS:
-        try:
-            found.append((int((_GROUP / limit).read_text()), int((_GROUP / used).read_text())))
-        except (OSError, ValueError):  # none, or "max"
-            continue
+    for folder in _groups():
+        for limit, used, cache in _FILES:
+            try:
+                most = int((folder / limit).read_text())
+                taken = int((folder / used).read_text())
+                lines = (folder / "memory.stat").read_text().splitlines()
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+            told = dict(line.split() for line in lines)
+            found.append((most, taken - int(told.get(cache, 0))))
+    return found
+
+
+def _groups() -> list[Path]:
+    """Return the folders of this process's control groups, from its own up to the root."""
+    try:
+        lines = _OWN.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return []
+    found: list[Path] = []
+    for line in lines:  # "0::/a/b" in version 2, "4:memory:/a/b" in version 1
+        _, kinds, path = line.split(":", 2)
+        if kinds in {"", "memory"}:
+            root = _ROOT / kinds
+            own = root / path.lstrip("/")
+            found += [own, *(one for one in own.parents if one.is_relative_to(root))]
     return found

@@ -106,10 +106,12 @@ def fit(probes: Sequence[Probe], *, rest: int, update: int) -> Peaks:
     several = [probe for probe in probes if probe.count > 1]
     errors = [0.0]
     for family in (alone, several):
-        ordered = sorted(family, key=lambda probe: probe.peak)
+        if not family:
+            continue
+        ordered, all_ = sorted(family, key=lambda probe: probe.peak), _coefficients(family)
         if 0 < _rank(ordered[:-1]) == _rank(ordered):  # else the fit of fewer has fewer terms
             errors.append(_error(ordered[-1], _coefficients(ordered[:-1])))
-        errors.extend(_error(probe, _coefficients(family)) for probe in family)
+        errors.extend(_error(probe, all_) for probe in family)
     rows = _coefficients(several or alone)
     if _rank(several) < len(_FLATTEST) and _rank(alone) > 1:
         # What several samples leave open may be seen there: how bytes grow with length.

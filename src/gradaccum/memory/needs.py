@@ -22,7 +22,8 @@ class Needs:
 
     Args:
         parameters: Of the model, frozen ones included.
-        buffers: Of the model, and a copy of them that a step keeps so that it can be replayed.
+        buffers: Of the model.
+        snapshot: A copy of the buffers, which a step keeps so that it can be run again.
         gradient_sums: One for each parameter that is trained.
         optimizer_state: After the first optimizer step.
         update: What an optimizer step needs besides, for its own temporaries.
@@ -30,6 +31,7 @@ class Needs:
 
     parameters: int
     buffers: int
+    snapshot: int
     gradient_sums: int
     optimizer_state: int
     update: int
@@ -37,12 +39,12 @@ class Needs:
     @property
     def rest(self) -> int:
         """What is there before each micro-batch but the first."""
-        return self.parameters + self.buffers + self.gradient_sums + self.optimizer_state
+        return self.least - self.update
 
     @property
     def least(self) -> int:
         """The most that is there in an optimizer step: no budget can be below."""
-        return self.rest + self.update
+        return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
         """Return bytes by part, in the words of a sentence."""
@@ -72,7 +74,8 @@ def needs_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Needs:
         update = max(update, most - held)  # they step one after the other
     return Needs(
         parameters=_bytes_of([*model.parameters(), *trained]),
-        buffers=2 * buffers,
+        buffers=buffers,
+        snapshot=buffers,
         gradient_sums=sums,
         optimizer_state=state,
         update=update,

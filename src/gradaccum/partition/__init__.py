@@ -12,7 +12,7 @@
 from gradaccum.partition.cost import Bound, Cap, Cost
 from gradaccum.partition.cut import by_length, fixed, optimal
 from gradaccum.partition.plan import Partition, accumulation_steps, num_parts, require_positive
-from gradaccum.partition.policy import CappedCut, Cut, FixedCut, with_bounds_of
+from gradaccum.partition.policy import CappedCut, Cut, FixedCut
 
 __all__ = [
     "Bound",
@@ -28,5 +28,4 @@ __all__ = [
     "num_parts",
     "optimal",
     "require_positive",
-    "with_bounds_of",
 ]

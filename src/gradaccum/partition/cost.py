@@ -75,12 +75,14 @@ class Cap:
             `count` grows. The default counts tokens after padding, ``count * length``.
         unit: What is counted, for messages.
         bounds: Learnt by `below`.
+        alone: Whether one sample is let through alone, whatever its size.
     """
 
     limit: float
     size: Callable[[int, int], float] | None = None
     unit: str = "tokens"
     bounds: tuple[Bound, ...] = ()
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.limit < float("inf"):
@@ -101,11 +103,11 @@ class Cap:
 
     def most(self, length: int, available: int) -> int:
         """Return how many samples of `length` fit, at most `available`; 0 if not even one."""
-        length = max(length, 1)
+        length, least = max(length, 1), int(self.alone)
         available = int(min([available, *(bound.most(length) for bound in self.bounds)]))
         if self.size is None:
-            return min(int(self.limit // length), available)
-        low, high = 0, available
+            return max(min(int(self.limit // length), available), least)
+        low, high = least, available
         while low < high:
             middle = (low + high + 1) // 2
             if self.size(middle, length) <= self.limit:

@@ -191,7 +191,7 @@ def admit(lengths: np.ndarray, cap: Cap, *, indices: np.ndarray | None = None) -
     Raises:
         SampleTooLargeError: One sample alone exceeds the cap; the largest is named.
     """
-    if len(lengths) == 0:
+    if len(lengths) == 0 or cap.alone:
         return
     length = int(lengths.max())
     if cap.size is not None:  # one that was fitted may fall somewhere

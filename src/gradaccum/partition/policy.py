@@ -55,6 +55,20 @@ def with_bounds_of(cut: Cut, learnt: Cut | None) -> Cut:
     return cut
 
 
+def letting_through(cut: Cut) -> Cut:
+    """Return a cut that lets any sample through alone: for forward passes, which need less.
+
+    Args:
+        cut: Any.
+
+    Returns:
+        The cut, without a cap on one sample.
+    """
+    if isinstance(cut, CappedCut):
+        return replace(cut, cap=replace(cut.cap, alone=True))
+    return cut
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedCut:
     """Micro-batches of a fixed number of samples, those of like length together.

@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from gradaccum.planner import Plan, Point
+from gradaccum.frontier import Point
+from gradaccum.planner import Plan
 from gradaccum.units import binary, duration, share
 
 # Of Okabe and Ito's palette, which colour-blind people can tell apart; markers differ besides.

@@ -82,7 +82,8 @@ def test_parts():
     weights = 30 * 50 + 50 + 50 + 50 + 50 * 7
     assert needs.parts() == {
         "parameters": 4 * (weights + 7),
-        "buffers": 2 * (4 * 50 + 4 * 50 + 8),
+        "buffers": 4 * 50 + 4 * 50 + 8,
+        "snapshot": 4 * 50 + 4 * 50 + 8,
         "gradient sums": 4 * weights,
         "optimizer state": 4 * weights,
         "update": 0,

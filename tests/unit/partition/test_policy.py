@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradaccum.errors import ArgumentError, SampleTooLargeError
-from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, with_bounds_of
+from gradaccum.partition import Cap, CappedCut, Cost, FixedCut
+from gradaccum.partition.policy import letting_through, with_bounds_of
 
 
 def test_fixed():
@@ -165,3 +168,18 @@ def test_a_sample_that_is_too_large_need_not_be_the_longest():
         assert "raise the cap to 203 tokens" in caught.value.remedy
     lengths[[1, 3]] = 28
     assert cut(5, lengths).num_samples == 5
+
+
+def test_a_sample_that_is_too_large_alone_may_be_let_through():
+    lengths = np.array([5, 300, 7, 8, 9])
+    for cut in (CUTS["tokens"], CUTS["bytes"]):
+        tight = replace(cut, cap=replace(cut.cap, limit=cut.cap.limit / 100))
+        with pytest.raises(SampleTooLargeError):
+            tight(5, lengths)
+        loose = letting_through(tight)
+        loose.admit(lengths)
+        found = widths(loose, lengths)
+        assert [shape for shape in found if shape[1] == 300] == [(1, 300)]
+        assert sum(count for count, _ in found) == 5
+        assert all(cut.cap.of(*shape) <= tight.cap.limit for shape in found if shape[1] < 300)
+    assert letting_through(CUTS["fixed"]) is CUTS["fixed"]

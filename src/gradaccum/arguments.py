@@ -1,0 +1,185 @@
+"""What an accumulator cannot be built from: each with a sentence that says what to do."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from gradaccum.errors import ArgumentError
+
+T = TypeVar("T")
+
+
+def refuse_unused(**given: object) -> None:
+    """Refuse arguments that only an accumulator which cuts effective batches uses.
+
+    Args:
+        given: By name; None where the user left one out.
+
+    Raises:
+        ArgumentError: One was given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"accumulator({name}=...)",
+                expected="a loss function beside it",
+                got="none, so that the micro-batches are your own loop's",
+                remedy=f"Pass loss and call step(batch), or leave {name} out.",
+            )
+
+
+def device_of(device: torch.device | str | None, model: nn.Module) -> torch.device:
+    """Return the device that micro-batches go to, by the name that its tensors have.
+
+    Args:
+        device: What the user passed.
+        model: Says where, if the user does not.
+
+    Returns:
+        The device.
+
+    Raises:
+        ArgumentError: There is no such device here.
+    """
+    if device is None:
+        return next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        return torch.empty(0, device=device).device  # "cuda" is then "cuda:0", as tensors say
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(
+            f"accumulator(device={device!r})",
+            expected="a device of this machine",
+            got=str(error).splitlines()[0],
+            remedy='Pass "cpu" or "cuda", or leave device out: it is then where the model is.',
+        ) from error
+
+
+def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is none of some.
+
+    Args:
+        name: Of the argument.
+        value: What the user passed.
+        allowed: The words; the first is the default.
+
+    Raises:
+        ArgumentError: It is another.
+    """
+    if value not in allowed:
+        raise ArgumentError(
+            f"accumulator({name}={value!r})",
+            expected=" or ".join(map(repr, allowed)),
+            got=repr(value),
+            remedy=f"Pass {name}={allowed[0]!r}, the default.",
+        )
+
+
+def all_of(given: Any, kind: type[T], *, call: str) -> tuple[T, ...]:
+    """Return one or several things as a tuple.
+
+    Args:
+        given: One, or a sequence.
+        kind: What each must be.
+        call: What was called, in the user's spelling.
+
+    Returns:
+        All of them.
+
+    Raises:
+        ArgumentError: One is of another kind.
+    """
+    several = given if isinstance(given, Sequence) else (given,)
+    for one in several:
+        if not isinstance(one, kind):
+            raise ArgumentError(
+                call,
+                expected=f"one torch {kind.__name__}, or a sequence of them",
+                got=type(one).__name__,
+                remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True)."
+                if kind is Optimizer
+                else "Pass one of torch.optim.lr_scheduler, built on the optimizer.",
+            )
+    return tuple(several)
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model.
+
+    Args:
+        model: What the user passed.
+
+    Raises:
+        ArgumentError: It is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            "accumulator(model, optimizer)",
+            expected="a torch.nn.Module",
+            got=type(model).__name__,
+            remedy="Put several modules together: torch.nn.ModuleList([model, other]).",
+        )
+
+
+def check_schedulers(schedulers: Sequence[LRScheduler], optimizers: Sequence[Optimizer]) -> None:
+    """Refuse a scheduler of an optimizer that is not here.
+
+    Args:
+        schedulers: What the user passed.
+        optimizers: Beside them.
+
+    Raises:
+        ArgumentError: One was built on another optimizer.
+    """
+    for scheduler in schedulers:
+        if getattr(scheduler, "optimizer", optimizers[0]) not in optimizers:
+            raise ArgumentError(
+                f"accumulator(scheduler={type(scheduler).__name__})",
+                expected="a scheduler of the optimizer that is passed beside it",
+                got="one that was built on another optimizer",
+                remedy="Build the scheduler on this optimizer.",
+            )
+
+
+def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that do not fit the model, or each other.
+
+    Args:
+        model: Whose parameters they must hold.
+        optimizers: What the user passed.
+
+    Raises:
+        ArgumentError: One is LBFGS, or holds a parameter of something else, or of another one.
+    """
+    if not optimizers or any(isinstance(one, LBFGS) for one in optimizers):
+        raise ArgumentError(
+            "accumulator(model, optimizer)",
+            expected="one torch Optimizer that steps from gradients, or a sequence of them",
+            got="LBFGS, which evaluates the loss anew" if optimizers else "none",
+            remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True).",
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    held: set[int] = set()
+    for optimizer in optimizers:
+        for g, group in enumerate(optimizer.param_groups):
+            for k, parameter in enumerate(group["params"]):
+                where = f"{type(optimizer).__name__}.param_groups[{g}]['params'][{k}]"
+                if id(parameter) not in known:
+                    raise ArgumentError(
+                        where,
+                        expected=f"a parameter of the model ({type(model).__name__})",
+                        got=f"another tensor of shape {tuple(parameter.shape)}",
+                        remedy="Build the optimizer from model.parameters() of this very model, "
+                        "or pass the modules together: torch.nn.ModuleList([model, other]).",
+                    )
+                if id(parameter) in held:
+                    raise ArgumentError(
+                        where,
+                        expected="each parameter in one optimizer",
+                        got="one that an earlier optimizer holds",
+                        remedy="Take it out of one of them.",
+                    )
+                held.add(id(parameter))
