@@ -405,6 +405,7 @@ def _told_budget(found: Mapping[str, Any]) -> str:
 
 def _told_long(found: Mapping[str, Any]) -> str:
     ratio = found["naive_peak"] / found["budget"]
+    kept = found["peak"] <= found["budget"]  # probes included
     return (
         f"- Target: whole modules where a plain loop needs at least {NAIVE:.0f} times the budget. "
         f"{found['samples']} modules of {max(found['tokens']):,} tokens at once need "
@@ -412,5 +413,5 @@ def _told_long(found: Mapping[str, Any]) -> str:
         f"{found['micro_batches']} micro-batches {found['peak'] / 2**20:,.0f} of "
         f"{found['budget'] / 2**20:,.0f} MiB, in {found['seconds'] / found['naive_seconds']:.2f} "
         f"times the time; gradients differ by {found['largest_gradient_difference']:.1e}. "
-        f"{ratio:.1f} times: {verdict(ratio, NAIVE, at_least=True)}."
+        f"{ratio:.1f} times: {verdict(ratio if kept else 0.0, NAIVE, at_least=True)}."
     )

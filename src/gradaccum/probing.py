@@ -139,7 +139,7 @@ class Probing:
         if (count, length) in self._tried or smaller_failed or not fits(count, length):
             return
         self._tried.add((count, length))
-        found = self._trial.probe(positions, self._budget if self._probes else None)
+        found = self._trial.probe(positions, self._stop(count, length))
         if found is None:
             self._failed.append((count, length))
         else:
@@ -153,8 +153,22 @@ class Probing:
 
     def fits_together(self, count: int, length: int) -> bool:
         """Return whether several samples will fit, as far as that is known."""
-        several = [probe for probe in self._probes if probe.count > 1]
-        return len(several) < 2 or at_most(self._probes)(count, length) <= _SMALL * self._free
+        return self._bold(count) or at_most(self._probes)(count, length) <= _SMALL * self._free
+
+    def _bold(self, count: int) -> bool:
+        """Return whether so little is known of several samples that they are tried whatever."""
+        return count > 1 and sum(probe.count > 1 for probe in self._probes) < 2
+
+    def _stop(self, count: int, length: int) -> Budget | None:
+        """Return where a probe is stopped: a bold one so early that no operation goes beyond."""
+        if not self._probes:
+            return None
+        if self._budget is None or not self._bold(count):
+            return self._budget
+        last = max(self._probes, key=lambda probe: (probe.length, probe.count))
+        growth = max(count / last.count, 1) * max(length / last.length, 1) ** 2
+        operation = growth * float(np.diff(last.timeline, prepend=last.timeline[:1]).max())
+        return Budget(bytes=max(int(self._limit - operation), 1))
 
     def large(self, order: np.ndarray) -> None:
         """Probe a large micro-batch: of the longest samples, as many as surely fit.

@@ -78,11 +78,14 @@ class EngineTrial:
         with preserved(self._model), torch.inference_mode(False), torch.enable_grad():
             if not self._model.training:
                 self._model.train()
+            held = [(p, p.grad) for p in self._model.parameters()]  # of a loop by hand, before
             self._begin()
             try:
                 yield
             finally:
                 self._engine.drop()
+                for parameter, gradient in held:
+                    parameter.grad = gradient
 
     def needs(self) -> Needs:
         """Return what is held whatever the size of a micro-batch."""

@@ -338,6 +338,32 @@ def test_what_is_tried_is_stopped_at_the_budget():
     assert budget < meter.peak + state < 1.1 * budget  # the sample needs four times as much
 
 
+def test_several_are_tried_boldly_but_never_beyond_the_budget():
+    """Where one fits and nothing is known of two: stopped before the operation that is too much."""
+    batch = texts([150] * 6)
+    _, _, accumulator = build(gpt, causal, "1GiB")
+    accumulator.step(batch)
+    alone = accumulator.cut.cap.size(1, 150)
+    for share in (1.01, 1.2, 1.5, 1.9):
+        budget = int(share * alone)
+        model, _, accumulator = build(gpt, causal, budget)
+        meter = LiveBytes()
+        meter.follow(model.parameters())
+        with meter:
+            accumulator.evaluate(batch)
+        state = 2 * sum(p.nbytes for p in model.parameters())  # AdamW's, which is to come
+        assert meter.peak + state <= budget
+
+
+def test_evaluating_first_leaves_gradients_of_a_loop_by_hand():
+    model, _, accumulator = build(gpt, causal, "1GiB")
+    (first, *_) = model.parameters()
+    first.grad = torch.ones_like(first)
+    accumulator.evaluate(texts([4, 9, 6]))
+    assert torch.equal(first.grad, torch.ones_like(first))
+    assert sum(p.grad is not None for p in model.parameters()) == 1
+
+
 def test_a_trial_runs_as_an_effective_batch_does():
     """Ranks are not made to wait for each other, terms have their weights, frozen is frozen."""
     seen = []
