@@ -76,15 +76,15 @@ def _by_hand(parameters: list[Parameter], options: dict[str, bool]) -> Way:
 
 
 def _gradaccum(parameters: list[Parameter], options: dict[str, bool]) -> Way:
-    from gradaccum.update import Update, gradient_norm
+    from gradaccum.update import Update
 
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, **options)
     whole = Update(optimizers=(optimizer,), max_grad_norm=MAX_GRAD_NORM)
 
     def update() -> None:
-        sums = [p.grad for p in parameters]
-        norm = gradient_norm(sums).item() / WEIGHT
-        whole(sums, scale=whole.scale(weight=WEIGHT, grad_norm=norm))
+        sums = [[p.grad for p in parameters]]
+        norms = whole.norms(sums).tolist()
+        whole(sums, scales=whole.scales(divisor=WEIGHT, norms=norms))
 
     return _restorer(parameters), update
 

@@ -7,6 +7,7 @@ from gradaccum.accumulator import Accumulator as Accumulator
 from gradaccum.audit import CutInvarianceWarning as CutInvarianceWarning
 from gradaccum.build import accumulator as accumulator
 from gradaccum.build import effective_batches as effective_batches
+from gradaccum.ema import EMA as EMA
 from gradaccum.errors import GradaccumError as GradaccumError
 from gradaccum.loader import EffectiveBatches as EffectiveBatches
 from gradaccum.loss import Loss as Loss

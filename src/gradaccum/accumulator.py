@@ -6,7 +6,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.batch import WeighFunction
@@ -41,7 +43,11 @@ class Accumulator:
         sync: Agreement between ranks.
         runner: How micro-batches pass through the model.
         check: A look at the first effective batch.
-        nonfinite: What a gradient that is not finite does: ``"raise"`` or ``"skip_step"``.
+        nonfinite: What a loss or gradient that is not finite does: ``"raise"``, ``"skip_step"``
+            or ``"drop_micro_batch"``.
+        averages: Called once per update, and only then.
+        scaler: Scales losses of half precision.
+        sum_dtype: The least of gradient sums.
     """
 
     def __init__(
@@ -58,14 +64,20 @@ class Accumulator:
         runner: Runner | None = None,
         check: Check | None = None,
         nonfinite: Nonfinite = "raise",
+        averages: Sequence[Callable[[], object]] = (),
+        scaler: GradScaler | None = None,
+        sum_dtype: torch.dtype = torch.float32,
     ) -> None:
         sync, runner = sync or LocalSync(), runner or InTurn()
         self._engine = Engine(
             model=model,
             update=update,
             schedulers=schedulers,
+            averages=averages,
             sync=sync,
             nonfinite=nonfinite,
+            scaler=scaler,
+            sum_dtype=sum_dtype,
         )
         self._loop = OwnLoop(self._engine, sync)
         self._whole: WholeBatch | None = None

@@ -1,16 +1,27 @@
 """What an accumulator cannot be built from: each with a sentence that says what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from gradaccum.errors import ArgumentError
 
 T = TypeVar("T")
+
+_REMEDIES: Mapping[type, str] = MappingProxyType(
+    {
+        Optimizer: "Pass for example torch.optim.AdamW(model.parameters(), fused=True).",
+        LRScheduler: "Pass one of torch.optim.lr_scheduler, built on the optimizer.",
+        AveragedModel: "Pass gradaccum.EMA(model, decay=0.999).",
+    }
+)
 
 
 def refuse_unused(**given: object) -> None:
@@ -99,9 +110,7 @@ def all_of(given: Any, kind: type[T], *, call: str) -> tuple[T, ...]:
                 call,
                 expected=f"one torch {kind.__name__}, or a sequence of them",
                 got=type(one).__name__,
-                remedy="Pass for example torch.optim.AdamW(model.parameters(), fused=True)."
-                if kind is Optimizer
-                else "Pass one of torch.optim.lr_scheduler, built on the optimizer.",
+                remedy=_REMEDIES[kind],
             )
     return tuple(several)
 
@@ -121,6 +130,32 @@ def check_model(model: object) -> None:
             expected="a torch.nn.Module",
             got=type(model).__name__,
             remedy="Put several modules together: torch.nn.ModuleList([model, other]).",
+        )
+
+
+def check_precision(scaler: object, sum_dtype: object) -> None:
+    """Refuse a loss scale or a dtype of sums that is none.
+
+    Args:
+        scaler: What the user passed.
+        sum_dtype: Beside it.
+
+    Raises:
+        ArgumentError: One is something else.
+    """
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise ArgumentError(
+            "accumulator(scaler=...)",
+            expected="a torch.amp.GradScaler",
+            got=type(scaler).__name__,
+            remedy='Pass torch.amp.GradScaler("cuda"), or leave it out: bfloat16 needs none.',
+        )
+    if not isinstance(sum_dtype, torch.dtype) or not sum_dtype.is_floating_point:
+        raise ArgumentError(
+            f"accumulator(sum_dtype={sum_dtype!r})",
+            expected="a floating-point dtype",
+            got=repr(sum_dtype),
+            remedy="Leave it out for torch.float32.",
         )
 
 

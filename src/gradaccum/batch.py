@@ -26,6 +26,9 @@ class EffectiveBatch(ABC):
     Indices and lengths come first, so that it can be cut before a single sample is read.
     """
 
+    lr_scale: float = 1.0
+    """What learning rates are multiplied by, for the one update that these samples make."""
+
     indices: np.ndarray | None = None
     """``(n,)`` places of the samples in the dataset; None where it has no order."""
 

@@ -1,19 +1,23 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from gradaccum.accumulator import Accumulator
 from gradaccum.arguments import (
     all_of,
     check_model,
     check_optimizers,
+    check_precision,
     check_schedulers,
     device_of,
     refuse_unused,
@@ -23,6 +27,8 @@ from gradaccum.audit import Verify
 from gradaccum.batch import LengthFunction, WeighFunction, default_length
 from gradaccum.collate import CollateFunction, collate_function
 from gradaccum.dataset import Last
+from gradaccum.ema import EMA
+from gradaccum.engine import Nonfinite
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
 from gradaccum.loader import EffectiveBatches
@@ -50,7 +56,10 @@ def accumulator(
     weigh: WeighFunction | None = None,
     device: torch.device | str | None = None,
     verify: Literal["first", "never"] = "first",
-    nonfinite: Literal["raise", "skip_step"] = "raise",
+    nonfinite: Nonfinite = "raise",
+    scaler: GradScaler | None = None,
+    sum_dtype: torch.dtype = torch.float32,
+    ema: AveragedModel | Sequence[AveragedModel] | None = None,
 ) -> Accumulator:
     """Build an accumulator.
 
@@ -79,7 +88,15 @@ def accumulator(
         verify: ``"first"`` looks at a few samples of the first effective batch and warns where
             samples interact, which calls `loss` up to 8 times more; ``"never"`` does not. Your
             own loop (`Accumulator.over`) is not looked at.
-        nonfinite: What a gradient that is not finite does: ``"raise"``, or ``"skip_step"``.
+        nonfinite: What a loss or gradient that is not finite does. ``"raise"`` raises an error
+            that says where it came from; ``"skip_step"`` moves nothing; ``"drop_micro_batch"``
+            leaves micro-batches whose loss is not finite out, with their weights, which waits for
+            the device in each.
+        scaler: A `torch.amp.GradScaler`, where `loss` runs under ``torch.autocast`` of float16. It
+            is driven once per effective batch: leave its methods alone.
+        sum_dtype: The least of gradient sums; those of wider parameters are as wide as they are.
+            Parameters of 16 bits need ``torch.float32`` to lose nothing that is added.
+        ema: `gradaccum.EMA`, torch's `AveragedModel` of `model`, or several; moved once per update.
 
     Returns:
         The accumulator.
@@ -89,11 +106,20 @@ def accumulator(
     """
     optimizers = all_of(optimizer, Optimizer, call="accumulator(model, optimizer)")
     schedulers = all_of(scheduler or (), LRScheduler, call="accumulator(scheduler=...)")
+    averages = all_of(ema or (), AveragedModel, call="accumulator(ema=...)")
     check_model(model)
     check_optimizers(model, optimizers)
     check_schedulers(schedulers, optimizers)
     require_one_of("verify", verify, ("first", "never"))
-    require_one_of("nonfinite", nonfinite, ("raise", "skip_step"))
+    require_one_of("nonfinite", nonfinite, ("raise", "skip_step", "drop_micro_batch"))
+    check_precision(scaler, sum_dtype)
+    if nonfinite == "drop_micro_batch" and weigh is not None:
+        raise ArgumentError(
+            'accumulator(nonfinite="drop_micro_batch", weigh=...)',
+            expected="a loss of one term, whose sum is divided when all micro-batches are in",
+            got="weights beforehand, by which some gradients are divided already",
+            remedy='Pass nonfinite="skip_step".',
+        )
     if collate is not None and pad is not None:
         raise ArgumentError(
             "accumulator(collate=..., pad=...)",
@@ -134,6 +160,9 @@ def accumulator(
         weigh=weigh,
         check=check,
         nonfinite=nonfinite,
+        averages=[_moved(one, model) for one in averages],
+        scaler=scaler,
+        sum_dtype=sum_dtype,
     )
 
 
@@ -177,6 +206,11 @@ def effective_batches(
         steps=steps,
         workers=workers,
     )
+
+
+def _moved(average: AveragedModel, model: nn.Module) -> Callable[[], None]:
+    source = average.source if isinstance(average, EMA) else model
+    return partial(average.update_parameters, source)
 
 
 def _told_sizing(told: Mapping[str, Any], cost: Cost | None, device: torch.device) -> Sizing | None:

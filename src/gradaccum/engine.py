@@ -5,24 +5,30 @@ IDLE --begin--> SUMMING --close--> CLOSING --> IDLE
                    +------ drop ------+------> IDLE, as if it had not begun
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from math import isfinite
+from math import hypot, isfinite
 from time import perf_counter
 from typing import Literal, NoReturn
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.errors import LossError, NonFiniteError, PhaseError
 from gradaccum.gradients import Gradients
 from gradaccum.loss import Tally, Terms
+from gradaccum.loss_scale import LossScale
 from gradaccum.outcome import Counters, Outcome, StepReport
 from gradaccum.protocols import GradientSync
-from gradaccum.update import Update, advance, gradient_norm
+from gradaccum.update import Update, advance
 
-Nonfinite = Literal["raise", "skip_step"]
+Nonfinite = Literal["raise", "skip_step", "drop_micro_batch"]
+
+
+_SETTLED = (Outcome.STEPPED, Outcome.SKIPPED_OVERFLOW)  # what a loss scale learns from
 
 
 class Phase(Enum):
@@ -41,9 +47,18 @@ class Opened:
     samples: int = 0
     tokens: int = 0
     padded_tokens: int = 0
+    expected: int = 1  # micro-batches
     micro_batches: int = 0
+    dropped: list[int] = field(default_factory=list)  # those left out, counted from 0
+    lr_scale: float = 1.0
+    loss_scale: Tensor | None = None
     replaced: bool = False  # another effective batch began before this one was closed
     started: float = field(default_factory=perf_counter)
+
+    @property
+    def came(self) -> int:
+        """Micro-batches so far, those that were left out included."""
+        return self.micro_batches + len(self.dropped)
 
 
 class Engine:
@@ -53,8 +68,11 @@ class Engine:
         model: Whose parameters are trained, some of them or all.
         update: The optimizers and the clipping.
         schedulers: Moved once per update, and only then.
+        averages: Called once per update, and only then: averages of the weights.
         sync: Agreement between ranks.
         nonfinite: What a gradient that is not finite does.
+        scaler: Scales losses, so that gradients of half precision do not vanish.
+        sum_dtype: The least of gradient sums.
     """
 
     def __init__(
@@ -63,12 +81,17 @@ class Engine:
         model: nn.Module,
         update: Update,
         schedulers: Sequence[LRScheduler],
+        averages: Sequence[Callable[[], object]] = (),
         sync: GradientSync,
         nonfinite: Nonfinite,
+        scaler: GradScaler | None = None,
+        sum_dtype: torch.dtype = torch.float32,
     ) -> None:
         self._update, self._schedulers = update, tuple(schedulers)
+        self._averages = tuple(averages)
         self._sync, self._nonfinite = sync, nonfinite
-        self._gradients = Gradients(model, update.optimizers)
+        self._loss_scale = LossScale(scaler, update.optimizers[0])
+        self._gradients = Gradients(model, update.optimizers, sum_dtype)
         self._done = Counters()
         self.phase = Phase.IDLE
         self.opened: Opened | None = None
@@ -91,6 +114,8 @@ class Engine:
         samples: int = 0,
         tokens: int = 0,
         padded_tokens: int = 0,
+        micro_batches: int = 1,
+        lr_scale: float = 1.0,
     ) -> Opened:
         """Open an effective batch. One that was left open is dropped.
 
@@ -99,6 +124,8 @@ class Engine:
             samples: How many samples it has, if known already.
             tokens: Their summed lengths.
             padded_tokens: Positions that will be computed.
+            micro_batches: How many will come, if all do.
+            lr_scale: What learning rates are multiplied by, for its one update.
 
         Returns:
             What is held of it.
@@ -112,6 +139,8 @@ class Engine:
             samples=samples,
             tokens=tokens,
             padded_tokens=padded_tokens,
+            expected=micro_batches,
+            lr_scale=lr_scale,
         )
         return self.opened
 
@@ -126,8 +155,12 @@ class Engine:
         """
         opened = self.opened or self._none_open()
         total = opened.tally.differentiable(terms)
+        if self._nonfinite == "drop_micro_batch" and not isfinite(float(total)):
+            opened.tally.leave_out(terms)
+            opened.dropped.append(opened.came)
+            return
         if total.requires_grad:
-            self._gradients.add(total)
+            self._gradients.add(self._scaled(total, terms))
         elif any(float(term.weight) for term in terms.values()):
             raise LossError(
                 "backward of a micro-batch",
@@ -137,6 +170,16 @@ class Engine:
             )
         opened.tally.add(terms)
         opened.micro_batches += 1
+
+    def _scaled(self, total: Tensor, terms: Terms) -> Tensor:
+        """Return a loss as it goes backward: by the same scale in all of an effective batch."""
+        opened = self.opened or self._none_open()
+        if opened.loss_scale is None:
+            first = next(iter(terms.values()))
+            opened.loss_scale = self._loss_scale.factor(
+                first, micro_batches=opened.expected, divided=opened.tally.divides
+            )
+        return total if opened.loss_scale is None else total * opened.loss_scale
 
     def close(self) -> StepReport:
         """Divide, clip and step, all micro-batches being in; then move the schedulers.
@@ -149,11 +192,13 @@ class Engine:
         return report
 
     def advance(self) -> None:
-        """Move the schedulers, if the last effective batch moved the parameters.
+        """Move averages and schedulers, if the last effective batch moved the parameters.
 
         It comes last of all: should one raise, the step is counted and told.
         """
         if self.report is not None and self.report.outcome.stepped:
+            for average in self._averages:
+                average()
             for scheduler in self._schedulers:
                 advance(scheduler, self.report.loss)
 
@@ -167,13 +212,23 @@ class Engine:
         self.phase = Phase.CLOSING
         self._gradients.check()
         sums = self._gradients.tensors()
-        mean, norm = opened.tally.mean(self._sync.total, gradient_norm(sums))
-        grad_norm = norm / mean.divisor if mean.divisor else 0.0
+        beside, scaled = self._update.norms(sums), opened.loss_scale
+        if scaled is not None:
+            beside = torch.cat([beside, scaled.to(beside).reshape(1)])
+        mean, numbers = opened.tally.mean(self._sync.total, beside)
+        divisor = mean.divisor * (1.0 if scaled is None else numbers.pop())
+        grad_norm = hypot(*numbers) / divisor if divisor else 0.0
         outcome = self._outcome(mean.divisor, mean.loss, grad_norm)
-        lr = self._update.lr
+        lr = self._update.lr * opened.lr_scale
+        if scaled is not None and outcome in _SETTLED:
+            self._loss_scale.settle(overflow=not outcome.stepped, device=scaled.device)
         if outcome.stepped:
-            scale = self._update.scale(weight=mean.divisor, grad_norm=grad_norm)
-            self._update(sums, scale=scale)
+            self._update(
+                sums,
+                scales=self._update.scales(divisor=divisor, norms=numbers),
+                lr_scale=opened.lr_scale,
+                narrow=self._gradients.narrow if self._gradients.wide else None,
+            )
         self._done = self._done.after(
             outcome=outcome,
             micro_batches=opened.micro_batches,
@@ -191,6 +246,7 @@ class Engine:
             tokens=opened.tokens,
             padded_tokens=opened.padded_tokens,
             micro_batches=opened.micro_batches,
+            dropped=len(opened.dropped),
             optimizer_step=self._done.optimizer_steps,
             seconds=perf_counter() - opened.started,
             terms=mean.terms,
@@ -211,15 +267,20 @@ class Engine:
         )
 
     def _outcome(self, weight: float, loss: float, grad_norm: float) -> Outcome:
+        opened = self.opened or self._none_open()
         if weight == 0:
-            return Outcome.SKIPPED_EMPTY
+            return Outcome.SKIPPED_NONFINITE if opened.dropped else Outcome.SKIPPED_EMPTY
         if isfinite(grad_norm) and isfinite(loss):
             return Outcome.STEPPED
-        if self._nonfinite == "skip_step":
+        if opened.loss_scale is not None and self._loss_scale.can_be_lowered():
+            return Outcome.SKIPPED_OVERFLOW
+        if self._nonfinite != "raise":
             return Outcome.SKIPPED_NONFINITE
+        where = ", ".join(map(str, opened.tally.nonfinite()))
         raise NonFiniteError(
             f"effective batch after optimizer step {self._done.optimizer_steps}",
             expected="a finite loss and gradient",
-            got=f"loss {loss} and gradient norm {grad_norm}",
+            got=f"loss {loss} and gradient norm {grad_norm}"
+            + (f"; the loss of micro-batch {where} is not finite" if where else ""),
             remedy='Lower the learning rate, look for bad samples, or pass nonfinite="skip_step".',
         )

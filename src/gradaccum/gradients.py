@@ -1,4 +1,4 @@
-"""Where gradient sums live: in ``.grad``, added in place by autograd."""
+"""Where gradient sums live, and in which dtype: in ``.grad``, added in place by autograd."""
 
 from collections.abc import Collection, Sequence
 
@@ -24,15 +24,26 @@ class Gradients:
     another backward, `zero_grad`, a rescaling or an `optimizer.step()` changes them too. (Fused
     kernels of torch 2.13 do not count their changes, so a fused optimizer's step goes unnoticed.)
 
+    A sum of 16 bits stops growing where what is added is less than half of its last place: 1.0 and
+    a thousand times 0.001 are 1.0 in bfloat16. So sums are wider than such parameters, by
+    ``Tensor.grad_dtype``, for as long as they are held.
+
     Args:
         model: Its parameters.
         optimizers: Their parameter groups are read anew for each effective batch, so parameters
             that were added or unfrozen in between take part.
+        dtype: The least of a sum; wider parameters have sums of their own dtype.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._model, self._optimizers = model, tuple(optimizers)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._model, self._optimizers, self._dtype = model, tuple(optimizers), dtype
         self._parameters: list[Parameter] = []
+        self._wide: list[tuple[Parameter, torch.dtype | None]] = []  # and what theirs was before
         self._ids: list[int] = []
         self._others: list[Parameter] = []  # parameters of the model beside these
         self._shared = False  # some of those are trainable
@@ -44,11 +55,15 @@ class Gradients:
 
     def clear(self) -> None:
         """Free the sums of every parameter, and note which parameters want one."""
+        self.free()
         held = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
         for parameter in held:
             parameter.grad = None
         self._parameters = [p for p in held if p.requires_grad]
-        self._watched = None
+        for parameter in self._parameters:
+            if (wide := sum_dtype(parameter, self._dtype)) != parameter.dtype:
+                self._wide.append((parameter, parameter.grad_dtype))
+                parameter.grad_dtype = wide
         ids = list(map(id, self._parameters))
         if ids != self._ids:
             self._ids, self._nodes = ids, 0
@@ -60,7 +75,22 @@ class Gradients:
         """Free the sums."""
         for parameter in self._parameters:
             parameter.grad = None
-        self._watched = None
+        for parameter, before in self._wide:
+            parameter.grad_dtype = before
+        self._wide, self._watched = [], None
+
+    @property
+    def wide(self) -> bool:
+        """Whether some sums have another dtype than their parameters, as no optimizer takes it."""
+        return bool(self._wide)
+
+    def narrow(self) -> None:
+        """Round the sums to the dtypes of their parameters, each once."""
+        for parameter, before in self._wide:
+            if (total := parameter.grad) is not None:
+                parameter.grad = None
+                parameter.grad_dtype = before
+                parameter.grad = total.to(parameter.dtype)
 
     def add(self, total: Tensor) -> None:
         """Add the gradient of a summed loss. Its graph is freed.
@@ -101,22 +131,15 @@ class Gradients:
                 remedy="Give each loss to the accumulator; it divides, clips and clears.",
             )
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[list[Tensor]]:
         """Return the sums that exist; a parameter that no loss has reached has none.
 
         Returns:
-            Dense tensors that share memory with the sums: of a sparse one, whose rows are added
-            up here, the values.
+            For each parameter group of the optimizers, dense tensors that share memory with the
+            sums: of a sparse one, whose rows are added up here, the values.
         """
-        found = []
-        for parameter in self._parameters:
-            if (total := parameter.grad) is None:
-                continue
-            if total.is_sparse:
-                parameter.grad = total = total.coalesce()
-                total = total.values()
-            found.append(total)
-        return found
+        groups = [group["params"] for o in self._optimizers for group in o.param_groups]
+        return [[_dense(p, p.grad) for p in held if p.grad is not None] for held in groups]
 
     def _is_alone(self, total: Tensor) -> bool:
         """Return whether a graph reaches none but these parameters.
@@ -133,6 +156,28 @@ class Gradients:
             self._nodes = nodes
             self._alone = not _reaches_others(total, set(self._ids), shared=self._shared)
         return self._alone and not self._shared
+
+
+def sum_dtype(parameter: Tensor, least: torch.dtype) -> torch.dtype:
+    """Return the dtype of a parameter's gradient sum.
+
+    Args:
+        parameter: The parameter.
+        least: Is taken where the parameter's own is narrower.
+
+    Returns:
+        The dtype.
+    """
+    own = parameter.dtype
+    narrower = not own.is_complex and torch.finfo(own).bits < torch.finfo(least).bits
+    return least if narrower else own
+
+
+def _dense(parameter: Parameter, total: Tensor) -> Tensor:
+    if total.is_sparse:
+        parameter.grad = total = total.coalesce()
+        total = total.values()
+    return total
 
 
 def _reaches_others(total: Tensor, own: Collection[int], *, shared: bool) -> bool:

@@ -74,9 +74,11 @@ class StepReport:
         samples: Samples in this effective batch.
         tokens: Their summed lengths; 0 where lengths are unknown.
         padded_tokens: Positions computed, padding included; 0 where lengths are unknown.
-        micro_batches: Accumulation steps that it took.
+        micro_batches: Accumulation steps that it took, without dropped ones.
         optimizer_step: Optimizer steps made so far, this one included.
         seconds: Wall time from the first micro-batch to the end of the update, replays included.
+        dropped: Micro-batches that were left out since their loss was not finite; their samples
+            and tokens do not count above.
         replays: How often it ran out of memory and was run again in smaller micro-batches.
         peak_allocated: The most bytes of tensors on a CUDA device so far; None elsewhere.
         peak_reserved: The most bytes that its allocator held so far, fragments included.
@@ -94,6 +96,7 @@ class StepReport:
     micro_batches: int
     optimizer_step: int
     seconds: float
+    dropped: int = 0
     replays: int = 0
     peak_allocated: int | None = None
     peak_reserved: int | None = None

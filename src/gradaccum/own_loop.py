@@ -50,7 +50,8 @@ class OwnLoop:
         try:
             self._engine.add(checked_terms(loss, call="accumulator.backward(sum, weight)"))
             opened, self._awaited = self._awaited, None
-            opened.samples += self._samples
+            if opened.came - 1 not in opened.dropped:
+                opened.samples += self._samples
             return self._engine.close() if self._last else None
         except BaseException:
             self._engine.drop()
@@ -65,7 +66,7 @@ class OwnLoop:
                 if opened is None:
                     size = steps(engine.counters) if callable(steps) else steps
                     require_positive("steps", size, call=f"steps(counters) -> {size!r}")
-                    opened, handed = engine.begin(), 0
+                    opened, handed = engine.begin(micro_batches=size), 0
                 handed += 1
                 last = ends or handed == size
                 self._awaited, self._last = opened, last

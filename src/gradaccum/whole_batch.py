@@ -141,17 +141,24 @@ class WholeBatch:
             samples=plan.num_samples,
             tokens=plan.tokens,
             padded_tokens=plan.padded_tokens,
+            micro_batches=len(plan),
+            lr_scale=prepared.samples.lr_scale,
         )
         micro_batches = self._feed.micro_batches(prepared.samples, plan)
         try:
             with closing(self._held(micro_batches)) as held:
                 self._runner.run(held, self._forward, engine.add)
+            for k in opened.dropped:
+                positions, length = plan.micro_batches[k], plan.padded_length(k)
+                opened.samples -= len(positions)
+                opened.padded_tokens -= len(positions) * length
+                opened.tokens -= 0 if plan.lengths is None else int(plan.lengths[positions].sum())
             return engine.conclude()
         except BaseException as error:
-            if opened.micro_batches == len(plan) or not is_out_of_memory(error):
+            if opened.came == len(plan) or not is_out_of_memory(error):
                 engine.drop()
                 raise
-            failure = _too_large(prepared.samples, plan, opened.micro_batches, str(error))
+            failure = _too_large(prepared.samples, plan, opened.came, str(error))
         engine.drop()  # here no name is bound to the error, whose frames hold the activations
         return failure
 

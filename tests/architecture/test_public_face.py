@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = {
     "Accumulator",
     "CutInvarianceWarning",
+    "EMA",
     "EffectiveBatchSampler",
     "EffectiveBatches",
     "Evaluation",

@@ -29,7 +29,7 @@ def test_each_outcome_has_its_sentence(outcome):
 def test_a_report_is_plain_json():
     report = StepReport(**REPORT, terms={"ce": Term(loss=1.0, weight=2.0)})
     plain = json.loads(json.dumps(report.as_dict()))
-    expected = REPORT | {"outcome": "stepped", "padding": 0.25, "replays": 0}
+    expected = REPORT | {"outcome": "stepped", "padding": 0.25, "dropped": 0, "replays": 0}
     expected |= {"peak_allocated": None, "peak_reserved": None}
     assert plain == expected | {"terms": {"ce": {"loss": 1.0, "weight": 2.0}}}
     assert StepReport(**(REPORT | {"tokens": 0, "padded_tokens": 0})).padding == 0.0

@@ -46,7 +46,7 @@ class Tally:
 
     def __init__(self, weighed: Mapping[str, float] | None = None) -> None:
         self._weighed = weighed
-        self._divides = weighed is not None and len(weighed) > 1
+        self.divides = weighed is not None and len(weighed) > 1
         self._sums: dict[str, list[Tensor]] = {}
         self._weights: dict[str, list[Tensor | float]] = {}
 
@@ -61,6 +61,21 @@ class Tally:
             self._sums.setdefault(name, []).append(term.sum.detach())
             self._weights.setdefault(name, []).append(weight)
 
+    def leave_out(self, terms: Terms) -> None:
+        """Take a micro-batch that is not added out of the weights that are expected.
+
+        Args:
+            terms: Its terms.
+        """
+        if self._weighed is not None:
+            gone = {name: float(term.weight) for name, term in terms.items()}
+            self._weighed = {k: w - gone.get(k, 0.0) for k, w in self._weighed.items()}
+
+    def nonfinite(self) -> list[int]:
+        """Return the micro-batches whose loss is infinite or not a number, counted from 0."""
+        found = [k for sums in self._sums.values() for k, s in enumerate(sums) if not s.isfinite()]
+        return sorted(set(found))
+
     def differentiable(self, terms: Terms) -> Tensor:
         """Return the tensor whose gradient a micro-batch adds.
 
@@ -74,7 +89,7 @@ class Tally:
             LossError: There are several terms, and the effective batch was not weighed.
         """
         known = not self._sums or self._sums.keys() == terms.keys()
-        if known and len(terms) == 1 and not self._divides:
+        if known and len(terms) == 1 and not self.divides:
             return next(iter(terms.values())).sum
         weights, names = self._weighed or {}, {*self._sums, *terms}
         if missing := names - set(weights):
@@ -92,29 +107,29 @@ class Tally:
         ).sum()
 
     def mean(
-        self, total: Callable[[Tensor], Tensor], norm: Tensor | None = None
-    ) -> tuple[Mean, float]:
-        """Return the mean over all ranks, and a norm beside it: the one wait for the device.
+        self, total: Callable[[Tensor], Tensor], beside: Tensor | None = None
+    ) -> tuple[Mean, list[float]]:
+        """Return the mean over all ranks, and what is told beside it: the one wait for the device.
 
         Args:
             total: Sums a tensor over ranks.
-            norm: 0-dimensional tensor that is brought to the host along with the sums.
+            beside: ``(k,)`` numbers of this rank that are brought to the host along with the sums.
 
         Returns:
-            The mean, and the norm as a number (0 if none was given).
+            The mean, and the numbers.
         """
         if not self._sums:
-            return Mean(loss=nan, divisor=0.0, terms={}), 0.0
+            return Mean(loss=nan, divisor=0.0, terms={}), [] if beside is None else beside.tolist()
         sums = torch.stack([_total(numbers) for numbers in self._sums.values()])
         weights = [_weight(numbers, like=sums) for numbers in self._weights.values()]
         numbers = total(torch.cat([sums, torch.stack(weights)]))
-        if norm is not None:
-            numbers = torch.cat([numbers, norm.detach().to(numbers).reshape(1)])
+        if beside is not None:
+            numbers = torch.cat([numbers, beside.detach().to(numbers)])
         found = numbers.tolist()
         count = len(self._sums)
         by_name = dict(zip(self._sums, found[count : 2 * count], strict=True))
         mean = self._mean(dict(zip(self._sums, found[:count], strict=True)), by_name)
-        return mean, found[-1] if norm is not None else 0.0
+        return mean, found[2 * count :]
 
     def _mean(self, sums: Mapping[str, float], weights: Mapping[str, float]) -> Mean:
         self._compare(weights)
@@ -122,7 +137,7 @@ class Tally:
         named = {name: Term(loss=means[name], weight=weights[name]) for name in means if name}
         if not any(weights.values()):
             return Mean(loss=nan, divisor=0.0, terms=named)
-        divisor = 1.0 if len(weights) > 1 or self._divides else sum(weights.values())
+        divisor = 1.0 if len(weights) > 1 or self.divides else sum(weights.values())
         return Mean(loss=sum(means.values()), divisor=divisor, terms=named)
 
     def _compare(self, weights: Mapping[str, float]) -> None:

@@ -27,10 +27,10 @@ def test_the_mean_of_a_lone_term():
     tally = tallied({"": loss(10.0, 1)})
     assert tally.mean(alone)[0].loss == 10.0
     tally.add({"": loss(8.0, torch.tensor(9))})
-    mean, norm = tally.mean(alone, torch.tensor(3.0))
-    assert (mean.loss, mean.divisor, norm) == (1.8, 10.0, 3.0)
+    mean, beside = tally.mean(alone, torch.tensor([3.0, 5.0]))
+    assert (mean.loss, mean.divisor, beside) == (1.8, 10.0, [3.0, 5.0])
     assert mean.terms == {}
-    assert tally.mean(alone)[1] == 0.0
+    assert tally.mean(alone)[1] == []
 
 
 def test_a_lone_named_term_is_told():
@@ -110,9 +110,9 @@ def test_the_mean_is_over_all_ranks():
         handed.append(numbers.tolist())
         return numbers * 2
 
-    mean, norm = tallied({"": loss(5.0, 4)}).mean(doubled, torch.tensor(3.0))
+    mean, beside = tallied({"": loss(5.0, 4)}).mean(doubled, torch.tensor([3.0]))
     assert handed == [[5.0, 4.0]]
-    assert (mean.loss, mean.divisor, norm) == (1.25, 8.0, 3.0)
+    assert (mean.loss, mean.divisor, beside) == (1.25, 8.0, [3.0])
 
 
 def test_no_addition_is_lost():
