@@ -8,6 +8,7 @@ the standard library in a fraction of a plain loop's memory.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
@@ -86,6 +87,7 @@ def _trial(recipe: Any, prepared: Any, feed: Any) -> Any:
     """Return a trial that runs in earnest."""
     from gradaccum.engine import Engine
     from gradaccum.loss import checked_terms
+    from gradaccum.memory import needs_of
     from gradaccum.protocols import LocalSync
     from gradaccum.trial import EngineTrial
     from gradaccum.update import Update
@@ -101,6 +103,7 @@ def _trial(recipe: Any, prepared: Any, feed: Any) -> Any:
         ),
         model=recipe.model,
         update=update,
+        needs=partial(needs_of, recipe.model, [recipe.optimizer]),
         feed=feed,
         forward=lambda micro: checked_terms(recipe.loss(recipe.model, micro), call="loss"),
         sync=LocalSync(),

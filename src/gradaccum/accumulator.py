@@ -4,18 +4,21 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from gradaccum.batch import WeighFunction
 from gradaccum.engine import Engine, Nonfinite, Phase
 from gradaccum.errors import ArgumentError, PhaseError
 from gradaccum.feed import Feed
 from gradaccum.loss import Loss
+from gradaccum.memory import needs_of
 from gradaccum.outcome import Counters, Evaluation, StepReport
 from gradaccum.own_loop import OwnLoop
 from gradaccum.partition import Cut
@@ -45,7 +48,8 @@ class Accumulator:
         check: A look at the first effective batch.
         nonfinite: What a loss or gradient that is not finite does: ``"raise"``, ``"skip_step"``
             or ``"drop_micro_batch"``.
-        averages: Called once per update, and only then.
+        averages: Averages of the weights, each with the module that it averages; they move once
+            per update, and only then.
         scaler: Scales losses of half precision.
         sum_dtype: The least of gradient sums.
     """
@@ -64,7 +68,7 @@ class Accumulator:
         runner: Runner | None = None,
         check: Check | None = None,
         nonfinite: Nonfinite = "raise",
-        averages: Sequence[Callable[[], object]] = (),
+        averages: Sequence[tuple[AveragedModel, nn.Module]] = (),
         scaler: GradScaler | None = None,
         sum_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -73,7 +77,7 @@ class Accumulator:
             model=model,
             update=update,
             schedulers=schedulers,
-            averages=averages,
+            averages=[partial(one.update_parameters, source) for one, source in averages],
             sync=sync,
             nonfinite=nonfinite,
             scaler=scaler,
@@ -86,6 +90,13 @@ class Accumulator:
                 engine=self._engine,
                 model=model,
                 update=update,
+                needs=partial(
+                    needs_of,
+                    model,
+                    update.optimizers,
+                    sum_dtype=sum_dtype,
+                    averages=[average for average, _ in averages],
+                ),
                 loss=loss,
                 feed=feed,
                 sizing=sizing,

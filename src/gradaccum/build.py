@@ -1,7 +1,6 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -160,7 +159,7 @@ def accumulator(
         weigh=weigh,
         check=check,
         nonfinite=nonfinite,
-        averages=[_moved(one, model) for one in averages],
+        averages=[(one, one.source if isinstance(one, EMA) else model) for one in averages],
         scaler=scaler,
         sum_dtype=sum_dtype,
     )
@@ -206,11 +205,6 @@ def effective_batches(
         steps=steps,
         workers=workers,
     )
-
-
-def _moved(average: AveragedModel, model: nn.Module) -> Callable[[], None]:
-    source = average.source if isinstance(average, EMA) else model
-    return partial(average.update_parameters, source)
 
 
 def _told_sizing(told: Mapping[str, Any], cost: Cost | None, device: torch.device) -> Sizing | None:

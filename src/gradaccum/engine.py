@@ -155,7 +155,7 @@ class Engine:
         """
         opened = self.opened or self._none_open()
         total = opened.tally.differentiable(terms)
-        if self._nonfinite == "drop_micro_batch" and not isfinite(float(total)):
+        if self._nonfinite == "drop_micro_batch" and not isfinite(total.item()):
             opened.tally.leave_out(terms)
             opened.dropped.append(opened.came)
             return

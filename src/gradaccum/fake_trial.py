@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from gradaccum.dtypes import sum_dtype_of
 from gradaccum.errors import GradaccumError, PredictionError
 from gradaccum.feed import Feed
 from gradaccum.levers import Levers, pulled
@@ -58,6 +59,7 @@ class FakeTrial:
         feed: Collates micro-batches.
         prepared: Where samples are taken from.
         levers: Pulled on the copy.
+        sum_dtype: The least of gradient sums.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class FakeTrial:
         prepared: Prepared,
         chunked_loss: LossFunction | None = None,
         levers: Levers | None = None,
+        sum_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._real, self._optimizers = model, tuple(optimizers)
+        self._real, self._optimizers, self._sum_dtype = model, tuple(optimizers), sum_dtype
         self._feed, self._prepared = feed, prepared
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)  # a loss may close over tensors
         with FakeCopyMode(self._fake):
@@ -94,13 +97,14 @@ class FakeTrial:
         """
         with preserved(self._real):
             for parameter in self._trained:
+                parameter.grad_dtype = dtype = sum_dtype_of(parameter, self._sum_dtype)
                 with self._fake:
-                    parameter.grad = torch.empty_like(parameter)
+                    parameter.grad = torch.empty_like(parameter, dtype=dtype)
             yield
 
     def needs(self) -> Needs:
         """Return what is held whatever the size of a micro-batch."""
-        return needs_of(self._real, self._optimizers)
+        return needs_of(self._real, self._optimizers, sum_dtype=self._sum_dtype)
 
     def probe(self, positions: np.ndarray, budget: Budget | None = None) -> Probe:
         """Return what a micro-batch of the samples at these positions needs.

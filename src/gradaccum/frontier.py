@@ -19,6 +19,7 @@ class Point:
 
     Args:
         levers: What is pulled.
+        sums: Dtype of the gradient sums of parameters that are narrower than 32 bits.
         limit: Bytes that its micro-batches were cut under.
         peak: Bytes of its largest micro-batch, all included.
         micro_batches: Accumulation steps, on average.
@@ -28,6 +29,7 @@ class Point:
     """
 
     levers: Levers
+    sums: str
     limit: float
     peak: float
     micro_batches: float
@@ -42,12 +44,14 @@ class Curve:
 
     Args:
         levers: What is pulled.
+        sums: Dtype of the gradient sums of parameters that are narrower than 32 bits.
         peaks: Of any micro-batch.
         flops: ``(2,)`` floating-point operations for a position, and for a squared one.
         rate: Time of one of them.
     """
 
     levers: Levers
+    sums: str
     peaks: Peaks
     flops: np.ndarray
     rate: float = 1.0
@@ -82,7 +86,7 @@ def frontier(
     for curve in curves:
         for limit in _limits(curve.peaks, every, longest, budget, cost):
             point = _point(curve, limit, every, cost, base)
-            if not found or (point.levers, point.peak) != (found[-1].levers, found[-1].peak):
+            if not found or _identity(point) != _identity(found[-1]):
                 found.append(point)
     return found
 
@@ -102,6 +106,10 @@ def fitted_flops(work: Sequence[Work]) -> np.ndarray:
         terms / scale, np.array([w.flops for w in work], float), rcond=None
     )
     return np.asarray(np.maximum(solved, 0) / scale)
+
+
+def _identity(point: Point) -> tuple[Levers, str, float]:
+    return point.levers, point.sums, point.peak
 
 
 def _limits(
@@ -140,6 +148,7 @@ def _point(
     real = sum(int(lengths.sum()) for lengths in every)
     return Point(
         levers=curve.levers,
+        sums=curve.sums,
         limit=limit,
         peak=max(curve.peaks.predicted(*shape) for shape in shapes),
         micro_batches=len(shapes) / len(every),

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gradaccum.dtypes import sum_dtype_of
 from gradaccum.errors import PhaseError
 
 
@@ -61,7 +62,7 @@ class Gradients:
             parameter.grad = None
         self._parameters = [p for p in held if p.requires_grad]
         for parameter in self._parameters:
-            if (wide := sum_dtype(parameter, self._dtype)) != parameter.dtype:
+            if (wide := sum_dtype_of(parameter, self._dtype)) != parameter.dtype:
                 self._wide.append((parameter, parameter.grad_dtype))
                 parameter.grad_dtype = wide
         ids = list(map(id, self._parameters))
@@ -156,21 +157,6 @@ class Gradients:
             self._nodes = nodes
             self._alone = not _reaches_others(total, set(self._ids), shared=self._shared)
         return self._alone and not self._shared
-
-
-def sum_dtype(parameter: Tensor, least: torch.dtype) -> torch.dtype:
-    """Return the dtype of a parameter's gradient sum.
-
-    Args:
-        parameter: The parameter.
-        least: Is taken where the parameter's own is narrower.
-
-    Returns:
-        The dtype.
-    """
-    own = parameter.dtype
-    narrower = not own.is_complex and torch.finfo(own).bits < torch.finfo(least).bits
-    return least if narrower else own
 
 
 def _dense(parameter: Parameter, total: Tensor) -> Tensor:

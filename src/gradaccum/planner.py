@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from gradaccum.batch import WeighFunction
+from gradaccum.dtypes import sum_dtype_of
 from gradaccum.errors import SampleTooLargeError
 from gradaccum.fake_trial import FakeTrial
 from gradaccum.feed import Feed
@@ -44,6 +46,7 @@ class Subject:
         lengths: ``(n,)`` tokens of all samples that will come; None where they have none.
         weigh: Weight of a sample, by term of the loss, where there are several.
         parking: Whether the device has a host to park tensors on.
+        sum_dtype: The least of gradient sums.
     """
 
     model: nn.Module
@@ -55,6 +58,7 @@ class Subject:
     chunked_loss: LossFunction | None = None
     weigh: WeighFunction | None = None
     parking: bool = False
+    sum_dtype: torch.dtype = torch.float32
 
     @property
     def longest(self) -> int:
@@ -69,7 +73,18 @@ class Subject:
             host=self.parking,
         )
 
-    def trial(self, levers: Levers, prepared: Prepared | None = None) -> FakeTrial:
+    def sum_dtypes(self) -> list[torch.dtype]:
+        """Return what sums may be: what is asked for, then no wider than 16-bit parameters are."""
+        trained = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+        narrow = {p.dtype for p in trained if sum_dtype_of(p, self.sum_dtype) != p.dtype}
+        return [self.sum_dtype, *sorted(narrow, key=str)[:1]]
+
+    def trial(
+        self,
+        levers: Levers,
+        prepared: Prepared | None = None,
+        sum_dtype: torch.dtype | None = None,
+    ) -> FakeTrial:
         """Return a trial on fake tensors, of the first effective batch or of another."""
         return FakeTrial(
             model=self.model,
@@ -79,6 +94,7 @@ class Subject:
             feed=self.feed,
             prepared=prepared or self.batches[0],
             levers=levers,
+            sum_dtype=sum_dtype or self.sum_dtype,
         )
 
 
@@ -105,7 +121,7 @@ class Plan:
     seconds: bool
 
     def curve(self, levers: Levers) -> Curve:
-        """Return the curve of some levers."""
+        """Return the curve of some levers, with sums as asked for."""
         return next(curve for curve in self.curves if curve.levers == levers)
 
     def caps(self, lengths: Iterable[int]) -> dict[int, int]:
@@ -137,21 +153,22 @@ def plan(
         SampleTooLargeError: One sample alone does not fit, whatever is pulled.
     """
     options = subject.levers()
-    trials = [subject.trial(levers) for levers in options]
-    needs = trials[0].needs()
+    needs = subject.trial(options[0]).needs()
     require_least(needs, budget)
     rates = [1.0] * len(options) if clock is None else clock(options)
     curves = [
-        _curve(subject, levers, trial, rate)
-        for levers, trial, rate in zip(options, trials, rates, strict=True)
+        _curve(subject, levers, dtype, rate)
+        for dtype in subject.sum_dtypes()
+        for levers, rate in zip(options, rates, strict=True)
     ]
+    asked = curves[0].sums
     every = [_lengths(batch) for batch in subject.batches]
     points = frontier(curves, every, longest=subject.longest, budget=budget, cost=cost or Cost())
     if clock is None:
         fastest = min(point.time for point in points)
         points = [replace(point, time=point.time / fastest) for point in points]
-    fitting = [point for point in points if point.limit <= budget.bytes]
-    alone = {str(curve.levers): curve.peaks(1, subject.longest) for curve in curves}
+    fitting = [p for p in points if p.limit <= budget.bytes and p.sums == asked]
+    alone = {str(c.levers): c.peaks(1, subject.longest) for c in curves if c.sums == asked}
     if not fitting:
         raise SampleTooLargeError(f"memory={binary(budget.bytes)!r}", **_no_room(alone, subject))
     # As few levers as let one sample fit, as training does.
@@ -208,12 +225,18 @@ def _no_room(alone: dict[str, float], subject: Subject) -> dict[str, str]:
     }
 
 
-def _curve(subject: Subject, levers: Levers, trial: FakeTrial, rate: float) -> Curve:
+def _curve(subject: Subject, levers: Levers, sums: torch.dtype, rate: float) -> Curve:
     """Predict what some levers need and cost."""
-    first = subject.batches[0]
+    first, trial = subject.batches[0], subject.trial(levers, sum_dtype=sums)
     with trial.opened():
         peaks = measured(len(first.samples), first.lengths, trial)
-    return Curve(levers=levers, peaks=peaks, flops=fitted_flops(trial.work), rate=rate)
+    return Curve(
+        levers=levers,
+        sums=str(sums).removeprefix("torch."),
+        peaks=peaks,
+        flops=fitted_flops(trial.work),
+        rate=rate,
+    )
 
 
 def _lengths(batch: Prepared) -> np.ndarray:

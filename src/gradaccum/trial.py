@@ -13,7 +13,7 @@ from gradaccum.engine import Engine
 from gradaccum.errors import PhaseError
 from gradaccum.feed import Feed
 from gradaccum.loss import Terms
-from gradaccum.memory import Budget, Enforced, LiveBytes, Needs, Probe, needs_of
+from gradaccum.memory import Budget, Enforced, LiveBytes, Needs, Probe
 from gradaccum.prepared import Prepared
 from gradaccum.probing import watched
 from gradaccum.protocols import GradientSync
@@ -34,6 +34,7 @@ class EngineTrial:
         engine: Sums gradients; nothing may be open in it.
         model: Its random generators, buffers and modes are put back.
         update: The optimizers.
+        needs: Predicts what is held whatever the size of a micro-batch.
         feed: Collates micro-batches.
         forward: From a micro-batch to its loss.
         sync: Told to hold gradients back from other ranks.
@@ -46,6 +47,7 @@ class EngineTrial:
         engine: Engine,
         model: nn.Module,
         update: Update,
+        needs: Callable[[], Needs],
         feed: Feed,
         forward: Callable[[Any], Terms],
         sync: GradientSync,
@@ -54,6 +56,7 @@ class EngineTrial:
         self._engine, self._model, self._update = engine, model, update
         self._feed, self._forward, self._sync = feed, forward, sync
         self._prepared = prepared
+        self._predicted_needs = needs
         self._needs: Needs | None = None
         self._steady = False
 
@@ -90,7 +93,7 @@ class EngineTrial:
     def needs(self) -> Needs:
         """Return what is held whatever the size of a micro-batch."""
         if self._needs is None:
-            self._needs = needs_of(self._model, self._update.optimizers)
+            self._needs = self._predicted_needs()
         return self._needs
 
     def probe(self, positions: np.ndarray, budget: Budget | None = None) -> Probe | None:
@@ -106,7 +109,8 @@ class EngineTrial:
         limit = None
         if budget is not None:
             needs = self.needs()
-            elsewhere = needs.optimizer_state + needs.snapshot  # there in a step, but not here
+            # There in a step, but not here.
+            elsewhere = needs.optimizer_state + needs.snapshot + needs.averages
             limit = Enforced(Budget(bytes=budget.bytes - elsewhere))
         try:
             if not self._steady:  # the first backward makes the gradient sums

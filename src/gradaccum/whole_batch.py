@@ -1,6 +1,6 @@
 """A whole effective batch at a time: cut it, run it, and update, or leave everything as it was."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from gradaccum.batch import EffectiveBatch, WeighFunction, one_ahead
 from gradaccum.engine import Engine
 from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
-from gradaccum.memory import AllocatorBytes
+from gradaccum.memory import AllocatorBytes, Needs
 from gradaccum.outcome import Evaluation, StepReport
 from gradaccum.partition import Cut, Partition
 from gradaccum.partition.policy import letting_through, with_bounds_of
@@ -39,6 +39,7 @@ class WholeBatch:
         model: What `loss` is called with.
         update: The optimizers, whose needs count where micro-batches are sized by a budget.
         loss: ``loss(model, micro_batch)``.
+        needs: Predicts what is held whatever the size of a micro-batch.
         feed: How samples are collated and moved.
         sizing: How large micro-batches may be.
         sync: Agreement between ranks.
@@ -53,6 +54,7 @@ class WholeBatch:
         engine: Engine,
         model: nn.Module,
         update: Update,
+        needs: Callable[[], Needs],
         loss: LossFunction,
         feed: Feed,
         sizing: Sizing,
@@ -62,6 +64,7 @@ class WholeBatch:
         check: Check | None,
     ) -> None:
         self._engine, self._model, self._update = engine, model, update
+        self._needs = needs
         self._loss, self._feed, self._sizing = loss, feed, sizing
         self._sync, self._runner = sync, runner
         self._weigh, self._check = weigh, check
@@ -109,6 +112,7 @@ class WholeBatch:
             engine=self._engine,
             model=self._model,
             update=self._update,
+            needs=self._needs,
             feed=self._feed,
             forward=self._forward,
             sync=self._sync,

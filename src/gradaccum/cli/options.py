@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gradaccum.recipes.settings import Dtype
+
 Target = Annotated[
     str,
     typer.Argument(
@@ -30,6 +32,11 @@ EffectiveBatch = Annotated[int | None, typer.Option(help="Samples in one optimiz
 Memory = Annotated[
     str | None,
     typer.Option(help="Most that a step may use on the device, as 4GiB; else what is free."),
+]
+ParameterDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Of the parameters.")]
+SumDtype = Annotated[
+    Dtype | None,
+    typer.Option(help="The least of gradient sums: float32, which loses nothing, or bfloat16."),
 ]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same run.")]
 Out = Annotated[

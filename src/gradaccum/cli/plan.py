@@ -16,6 +16,8 @@ def plan(
     max_length: options.MaxLength = None,
     memory: options.Memory = None,
     effective_batch: options.EffectiveBatch = None,
+    dtype: options.ParameterDtype = None,
+    sum_dtype: options.SumDtype = None,
     seed: options.Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda, here or elsewhere; else an accelerator if any.")

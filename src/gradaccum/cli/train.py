@@ -39,6 +39,8 @@ def train(
             help="Optimizer steps of rising learning rate; else 20, or half of a short run."
         ),
     ] = None,
+    dtype: options.ParameterDtype = None,
+    sum_dtype: options.SumDtype = None,
     seed: options.Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; else an accelerator if any.")

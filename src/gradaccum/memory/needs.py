@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from gradaccum.dtypes import sum_dtype_of
 from gradaccum.memory.meter import LiveBytes
 from gradaccum.tree import flat, map_leaves
 
@@ -26,6 +27,7 @@ class Needs:
         snapshot: A copy of the buffers, which a step keeps so that it can be run again.
         gradient_sums: One for each parameter that is trained.
         optimizer_state: After the first optimizer step.
+        averages: Of the weights.
         update: What an optimizer step needs besides, for its own temporaries.
     """
 
@@ -34,6 +36,7 @@ class Needs:
     snapshot: int
     gradient_sums: int
     optimizer_state: int
+    averages: int
     update: int
 
     @property
@@ -51,12 +54,20 @@ class Needs:
         return {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
 
 
-def needs_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Needs:
+def needs_of(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    *,
+    sum_dtype: torch.dtype = torch.float32,
+    averages: Sequence[nn.Module] = (),
+) -> Needs:
     """Predict what a model and its optimizers hold.
 
     Args:
         model: The model.
         optimizers: Hold parameters of it.
+        sum_dtype: The least of gradient sums.
+        averages: Of the weights.
 
     Returns:
         The needs. The optimizer's share comes from a step of its twin on fake tensors, which run
@@ -66,18 +77,23 @@ def needs_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Needs:
     trained = [
         p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad
     ]
-    sums = sum(p.nbytes for p in trained)  # each its own, also where parameters share a storage
+    # A sum is the parameter's own, also where parameters share a storage.
+    sums = sum(p.numel() * sum_dtype_of(p, sum_dtype).itemsize for p in trained)
     state = update = 0
     for optimizer in optimizers:
         held, most = _predicted_step(optimizer)
         state += held
         update = max(update, most - held)  # they step one after the other
+    # Sums that are wider than their parameters are rounded one after the other before.
+    rounded = [p.nbytes for p in trained if sum_dtype_of(p, sum_dtype) != p.dtype]
+    update = max(0, update - sums + sum(p.nbytes for p in trained), *rounded)
     return Needs(
         parameters=_bytes_of([*model.parameters(), *trained]),
         buffers=buffers,
         snapshot=buffers,
         gradient_sums=sums,
         optimizer_state=state,
+        averages=_bytes_of(t for one in averages for t in (*one.parameters(), *one.buffers())),
         update=update,
     )
 

@@ -12,6 +12,7 @@ from gradaccum.errors import ArgumentError
 from gradaccum.memory import Budget
 
 Scheduler = Literal["cosine", "linear", "constant"]
+Dtype = Literal["float32", "bfloat16"]
 
 _CHOICES = (("memory", "micro_batch_size", "micro_batch_tokens"), ("steps", "epochs"))
 
@@ -39,6 +40,8 @@ class Settings(BaseModel):
         scheduler: Course of the learning rate after the warm-up.
         warmup: Optimizer steps in which the learning rate rises to its peak; by default 20, or
             half of a shorter run.
+        dtype: Of the parameters.
+        sum_dtype: The least of gradient sums; by default float32, also where `dtype` is narrower.
         seed: Of the weights, the data order and all that is random.
         device: Where to train, ``"cpu"`` or ``"cuda"``; by default an accelerator if there is one.
     """
@@ -62,6 +65,8 @@ class Settings(BaseModel):
     max_grad_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
     scheduler: Scheduler = "cosine"
     warmup: int | None = Field(None, ge=0)
+    dtype: Dtype = "float32"
+    sum_dtype: Dtype = "float32"
     seed: int = Field(0, ge=0)
     device: str | None = None
 

@@ -153,6 +153,7 @@ def draw(plan: Plan, path: Path) -> None:
                 [point.time for point in points],
                 color=_COLOURS[k % 4],
                 marker=_MARKERS[k % 4],
+                linestyle="-" if plan.curves[k].sums == plan.curves[0].sums else ":",
                 markersize=5,
                 linewidth=1.4,
                 label=name,
@@ -201,9 +202,11 @@ def _at_two_and_five(value: float, _position: int) -> str:
 
 def _by_levers(plan: Plan) -> Iterator[tuple[str, list[Point]]]:
     for curve in plan.curves:
-        name = str(curve.levers)
-        points = [point for point in plan.points if point.levers == curve.levers]
-        yield name if name != "none" else "no lever", points
+        name = str(curve.levers) if str(curve.levers) != "none" else "no lever"
+        if curve.sums != plan.curves[0].sums:
+            name += f", sums in {curve.sums}"
+        same = (curve.levers, curve.sums)
+        yield name, [point for point in plan.points if (point.levers, point.sums) == same]
 
 
 def _largest(point: Point) -> str:
