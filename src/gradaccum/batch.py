@@ -57,6 +57,12 @@ class EffectiveBatch(ABC):
     def micro_batch(self, positions: np.ndarray, collate: CollateFunction) -> Any:
         """Return the samples at these positions as one micro-batch, on the host."""
 
+    def name(self, position: int) -> str:
+        """Return what a sample is called in a message: its place in the dataset, if it has one."""
+        if self.indices is None:
+            return f"sample {position} of the effective batch"
+        return f"sample {self.indices[position]}"
+
     def peek(self, positions: np.ndarray, collate: CollateFunction) -> Any:
         """Return samples as one micro-batch, leaving what was read ahead in its place."""
         return self.micro_batch(positions, collate)

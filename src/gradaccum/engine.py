@@ -47,7 +47,6 @@ class Opened:
     samples: int = 0
     tokens: int = 0
     padded_tokens: int = 0
-    expected: int = 1  # micro-batches
     micro_batches: int = 0
     dropped: list[int] = field(default_factory=list)  # those left out, counted from 0
     lr_scale: float = 1.0
@@ -114,7 +113,6 @@ class Engine:
         samples: int = 0,
         tokens: int = 0,
         padded_tokens: int = 0,
-        micro_batches: int = 1,
         lr_scale: float = 1.0,
     ) -> Opened:
         """Open an effective batch. One that was left open is dropped.
@@ -124,7 +122,6 @@ class Engine:
             samples: How many samples it has, if known already.
             tokens: Their summed lengths.
             padded_tokens: Positions that will be computed.
-            micro_batches: How many will come, if all do.
             lr_scale: What learning rates are multiplied by, for its one update.
 
         Returns:
@@ -139,7 +136,6 @@ class Engine:
             samples=samples,
             tokens=tokens,
             padded_tokens=padded_tokens,
-            expected=micro_batches,
             lr_scale=lr_scale,
         )
         return self.opened
@@ -156,7 +152,6 @@ class Engine:
         opened = self.opened or self._none_open()
         total = opened.tally.differentiable(terms)
         if self._nonfinite == "drop_micro_batch" and not isfinite(total.item()):
-            opened.tally.leave_out(terms)
             opened.dropped.append(opened.came)
             return
         if total.requires_grad:
@@ -176,9 +171,7 @@ class Engine:
         opened = self.opened or self._none_open()
         if opened.loss_scale is None:
             first = next(iter(terms.values()))
-            opened.loss_scale = self._loss_scale.factor(
-                first, micro_batches=opened.expected, divided=opened.tally.divides
-            )
+            opened.loss_scale = self._loss_scale.factor(first, divided=opened.tally.divides)
         return total if opened.loss_scale is None else total * opened.loss_scale
 
     def close(self) -> StepReport:

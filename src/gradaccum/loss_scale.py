@@ -3,7 +3,7 @@
 Gradients of float16 vanish below 6e-8 and overflow above 65,504. torch's GradScaler multiplies the
 loss by a number that it lowers where a gradient overflowed. Here the loss is a sum and not a mean,
 so its gradients are larger by the weight: the first micro-batch is divided by a power of two near
-the weight of the effective batch, which changes no digit, and all others by the same.
+its weight, which changes no digit, and all others by the same.
 """
 
 import torch
@@ -26,12 +26,11 @@ class LossScale:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._optimizer = optimizer
 
-    def factor(self, loss: Loss, *, micro_batches: int, divided: bool) -> Tensor | None:
+    def factor(self, loss: Loss, *, divided: bool) -> Tensor | None:
         """Return what the losses of an effective batch are multiplied by.
 
         Args:
             loss: Of its first micro-batch.
-            micro_batches: How many there will be.
             divided: Whether the losses are divided by their weights already.
 
         Returns:
@@ -41,7 +40,7 @@ class LossScale:
             return None
         one = torch.ones((), device=loss.sum.device)
         if not divided:
-            weight = one * loss.weight * micro_batches
+            weight = one * loss.weight
             one = torch.exp2(-torch.floor(torch.log2(weight.clamp(min=1.0))))
         return self._scaler.scale(one).detach()
 

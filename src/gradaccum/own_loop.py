@@ -66,7 +66,7 @@ class OwnLoop:
                 if opened is None:
                     size = steps(engine.counters) if callable(steps) else steps
                     require_positive("steps", size, call=f"steps(counters) -> {size!r}")
-                    opened, handed = engine.begin(micro_batches=size), 0
+                    opened, handed = engine.begin(), 0
                 handed += 1
                 last = ends or handed == size
                 self._awaited, self._last = opened, last

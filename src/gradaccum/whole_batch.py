@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from gradaccum.batch import EffectiveBatch, WeighFunction, one_ahead
+from gradaccum.culprit import Culprit
 from gradaccum.engine import Engine
+from gradaccum.errors import NonFiniteError
 from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
 from gradaccum.memory import AllocatorBytes, Needs
@@ -85,7 +87,10 @@ class WholeBatch:
         if self._engine.report is None:
             self._look_at_first(prepared, cut)
         started = perf_counter()
-        done = self._recovery.run(cut, partial(self._attempt, prepared), learn=True)
+        try:
+            done = self._recovery.run(cut, partial(self._attempt, prepared), learn=True)
+        except NonFiniteError as error:
+            raise self._explained(error, prepared) from None
         report = done.value
         if done.replays:
             report = replace(report, replays=done.replays, seconds=perf_counter() - started)
@@ -145,7 +150,6 @@ class WholeBatch:
             samples=plan.num_samples,
             tokens=plan.tokens,
             padded_tokens=plan.padded_tokens,
-            micro_batches=len(plan),
             lr_scale=prepared.samples.lr_scale,
         )
         micro_batches = self._feed.micro_batches(prepared.samples, plan)
@@ -165,6 +169,18 @@ class WholeBatch:
             failure = _too_large(prepared.samples, plan, opened.came, str(error))
         engine.drop()  # here no name is bound to the error, whose frames hold the activations
         return failure
+
+    def _explained(self, error: NonFiniteError, prepared: Prepared) -> NonFiniteError:
+        """Add where it came from, which takes another run; all is as before the step by now."""
+        find = Culprit(model=self._model, feed=self._feed, forward=self._forward)
+        cut = self._recovery.cut
+        try:
+            place = "" if cut is None else "; " + find(prepared, prepared.plan(cut))
+        except Exception as failure:  # what a user's model does may fail in more ways than one
+            place = f"; looking for its origin failed: {type(failure).__name__}"
+        return NonFiniteError(
+            error.call, expected=error.expected, got=error.got + place, remedy=error.remedy
+        )
 
     def _evaluated(self, prepared: Prepared, cut: Cut) -> Evaluation | TooLarge:
         """Run forward passes alone."""
@@ -207,8 +223,6 @@ def _too_large(effective: EffectiveBatch, plan: Partition, at: int, message: str
     return TooLarge(
         count=len(positions),
         length=max(plan.padded_length(at), 1),
-        sample=f"sample {position} of the effective batch"
-        if effective.indices is None
-        else f"sample {effective.indices[position]}",
+        sample=effective.name(position),
         message=message,
     )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.training import Recorder, Slope, both_doors, summed, tokens, train
+from torch import nn
 
 import gradaccum as ga
 
@@ -86,3 +87,88 @@ def test_torch_is_not_asked_unless_told(door):
     model = Slope()
     (report,) = train(door, model, Recorder(model.parameters()), summed, [[tokens(1.0)] * 2])
     assert report.dropped == 0
+
+
+class Risky(nn.Module):
+    """A logarithm in the middle."""
+
+    def forward(self, x):
+        return x.log()
+
+
+def risky_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1, 1), nn.ModuleDict({"log": Risky()})["log"], nn.Linear(1, 1))
+
+
+def dataset():
+    """Return samples of which 5 and 11 go through the logarithm below 0."""
+    return [{"x": torch.tensor([-9.0 if k in {5, 11} else 1.0 + k])} for k in range(16)]
+
+
+def by_sum(model, micro):
+    return ga.Loss.of(model(micro["x"]).square())
+
+
+def told_by(model, loss=by_sum, samples=None, **options):
+    model[0].weight.data.fill_(1.0)
+    model[0].bias.data.fill_(0.0)
+    batches = ga.effective_batches(samples or dataset(), 16, seed=1, lengths=[1] * 16)
+    options = {"micro_batch_size": 3, "verify": "never"} | options
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    accumulator = ga.accumulator(model, optimizer, loss, **options)
+    before = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    with pytest.raises(ga.GradaccumError) as caught:
+        accumulator.step(next(iter(batches)))
+    assert all(map(torch.equal, model.parameters(), before[0]))
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert all(p.grad is None for p in model.parameters())
+    assert all(not module._forward_hooks for module in model.modules())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("lone", [5, 11])
+def test_the_error_names_the_sample_and_the_module(lone):
+    samples = dataset()
+    samples[16 - lone] = {"x": torch.ones(1)}
+    message = told_by(risky_net(), samples=samples)
+    assert f"from sample {lone} (micro-batch" in message
+    assert "first in '1' (Risky)" in message
+
+
+def test_an_input_that_is_not_finite():
+    samples = [{"x": torch.tensor([1.0 + k])} for k in range(16)]
+    samples[7] = {"x": torch.tensor([NAN])}
+    assert "from sample 7 " in (message := told_by(risky_net(), samples=samples))
+    assert "first in the input of '0' (Linear)" in message
+
+
+def test_a_parameter_that_is_not_finite():
+    model = risky_net()
+    model[2].weight.data.fill_(NAN)
+    with pytest.raises(AssertionError):  # NaN is not equal to itself
+        told_by(model)
+    samples = [{"x": torch.tensor([1.0 + k])} for k in range(16)]
+    accumulator = ga.accumulator(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), by_sum, micro_batch_size=3
+    )
+    with pytest.raises(ga.GradaccumError, match=r"'2' \(Linear\), whose weight is not finite"):
+        accumulator.step(samples)
+
+
+def test_a_gradient_that_is_not_finite():
+    def loss(model, micro):
+        x = model(micro["x"]) * 0
+        return ga.Loss(x.square().sum(1).sqrt().sum(), len(x))
+
+    samples = [{"x": torch.tensor([1.0 + k])} for k in range(16)]
+    message = told_by(risky_net(), loss, samples)
+    assert "the gradient of '2." in message
+
+
+def test_the_loss_function_itself():
+    def loss(model, micro):
+        return ga.Loss((model(micro["x"]) * 0).log().sum(), 1)
+
+    samples = [{"x": torch.tensor([1.0 + k])} for k in range(16)]
+    assert "first in the loss function" in told_by(risky_net(), loss, samples)

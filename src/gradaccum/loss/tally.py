@@ -61,16 +61,6 @@ class Tally:
             self._sums.setdefault(name, []).append(term.sum.detach())
             self._weights.setdefault(name, []).append(weight)
 
-    def leave_out(self, terms: Terms) -> None:
-        """Take a micro-batch that is not added out of the weights that are expected.
-
-        Args:
-            terms: Its terms.
-        """
-        if self._weighed is not None:
-            gone = {name: float(term.weight) for name, term in terms.items()}
-            self._weighed = {k: w - gone.get(k, 0.0) for k, w in self._weighed.items()}
-
     def nonfinite(self) -> list[int]:
         """Return the micro-batches whose loss is infinite or not a number, counted from 0."""
         found = [k for sums in self._sums.values() for k, s in enumerate(sums) if not s.isfinite()]

@@ -86,6 +86,7 @@ def test_parts():
         "snapshot": 4 * 50 + 4 * 50 + 8,
         "gradient sums": 4 * weights,
         "optimizer state": 4 * weights,
+        "averages": 0,
         "update": 0,
     }
     assert needs.least == needs.rest == sum(needs.parts().values())
