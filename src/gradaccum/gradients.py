@@ -1,6 +1,7 @@
 """Where gradient sums live, and in which dtype: in ``.grad``, added in place by autograd."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 
 from gradaccum.dtypes import sum_dtype_of
 from gradaccum.errors import PhaseError
+from gradaccum.step_in_backward import hooked, refuse_steps
 
 
 class Gradients:
@@ -46,6 +48,10 @@ class Gradients:
         self._parameters: list[Parameter] = []
         self._wide: list[tuple[Parameter, torch.dtype | None]] = []  # and what theirs was before
         self._ids: list[int] = []
+        self._compiled = False  # some of the model, whose gradients may be buffers of CUDA graphs
+        self._owned: set[int] = set()  # ids of the parameters whose sums were copied out of those
+        self._sparse: list[Parameter] | None = None  # whose sums are; None before they are known
+        self._hooked: list[Parameter] = []  # whose hooks were not looked at yet
         self._others: list[Parameter] = []  # parameters of the model beside these
         self._shared = False  # some of those are trainable
         self._alone = True  # no other's parameter is in reach of the graph that was searched last
@@ -68,6 +74,8 @@ class Gradients:
         ids = list(map(id, self._parameters))
         if ids != self._ids:
             self._ids, self._nodes = ids, 0
+            self._hooked = hooked(self._parameters)
+            self._compiled = any(map(_is_compiled, self._model.modules()))
             own = set(ids)
             self._others = [p for p in self._model.parameters() if id(p) not in own]
         self._shared = any(p.requires_grad for p in self._others)
@@ -78,7 +86,8 @@ class Gradients:
             parameter.grad = None
         for parameter, before in self._wide:
             parameter.grad_dtype = before
-        self._wide, self._watched = [], None
+        self._wide, self._watched, self._sparse = [], None, None
+        self._owned.clear()
 
     @property
     def wide(self) -> bool:
@@ -100,11 +109,31 @@ class Gradients:
             total: 0-dimensional tensor.
         """
         self.check()
-        torch.autograd.backward(total, inputs=None if self._is_alone(total) else self._parameters)
+        inputs = None if self._is_alone(total) else self._parameters
+        if self._hooked:
+            refuse_steps(self._hooked, partial(torch.autograd.backward, total, inputs=inputs))
+            self._hooked = []
+        else:
+            torch.autograd.backward(total, inputs=inputs)
+        self._settle()
         watched = self._parameters if self._watched is None else self._watched[:1]
         one = next((p for p in watched if p.grad is not None), None)
         if one is not None and one.grad is not None:
             self._watched = one, one.grad, one.grad._version, one._version
+
+    def _settle(self) -> None:
+        """Make what autograd has left in ``.grad`` into sums that can be added to."""
+        if self._sparse is None:
+            self._sparse = [p for p in self._parameters if p.grad is not None and p.grad.is_sparse]
+        for parameter in self._sparse:  # else the rows of all micro-batches would be kept
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.coalesce()
+        for parameter in self._parameters if self._compiled else ():
+            if parameter.grad is not None and id(parameter) not in self._owned:
+                # Autograd takes a first gradient as it is: of a CUDA graph it is a buffer that the
+                # next replay overwrites.
+                parameter.grad = parameter.grad.clone()
+                self._owned.add(id(parameter))
 
     def check(self) -> None:
         """Refuse sums that someone else changed since the last micro-batch.
@@ -157,6 +186,12 @@ class Gradients:
             self._nodes = nodes
             self._alone = not _reaches_others(total, set(self._ids), shared=self._shared)
         return self._alone and not self._shared
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile made a module, or compiled its calls."""
+    called = getattr(module, "_compiled_call_impl", None)
+    return called is not None or type(module).__name__ == "OptimizedModule"
 
 
 def _dense(parameter: Parameter, total: Tensor) -> Tensor:
