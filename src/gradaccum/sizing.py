@@ -95,6 +95,6 @@ def require_least(needs: Needs, budget: Budget) -> None:
         raise ArgumentError(
             f"memory={binary(budget.bytes)!r}",
             expected=f"at least {binary(needs.least)} for what a step holds whatever its size",
-            got=", ".join(f"{part} {binary(size)}" for part, size in needs.parts().items()),
+            got=", ".join(f"{part} {binary(size)}" for part, size in needs.parts().items() if size),
             remedy="Raise memory, train fewer parameters, or use an optimizer with less state.",
         )

@@ -21,6 +21,7 @@ NEEDS = Needs(
     snapshot=MIB // 8,
     gradient_sums=2 * MIB,
     optimizer_state=4 * MIB,
+    averages=0,
     update=MIB // 2,
 )
 # Bytes after each operation: base, by n L, by n L^2, by L.

@@ -31,7 +31,8 @@ def parts_table(plan: Plan) -> Table:
     table.add_column("part")
     table.add_column("bytes", justify="right")
     for name, size in parts(plan).items():
-        table.add_row(name, binary(size))
+        if size:
+            table.add_row(name, binary(size))
     table.add_row(Text("peak", style="bold"), Text(binary(plan.chosen.peak), style="bold"))
     return table
 
