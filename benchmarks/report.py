@@ -7,10 +7,19 @@ from typing import Any
 
 from benchmarks import picture
 
-NAMES = ("uneven_text", "memory", "tiny_layers", "update_pass", "partition", "import_time")
+NAMES = (
+    "uneven_text",
+    "memory",
+    "precision",
+    "tiny_layers",
+    "update_pass",
+    "partition",
+    "import_time",
+)
 _TITLES = {
     "uneven_text": "Text of uneven length",
     "memory": "Memory",
+    "precision": "Sums of 16-bit gradients",
     "tiny_layers": "Overhead on tiny layers",
     "update_pass": "The update pass",
     "partition": "The partition",
