@@ -70,7 +70,8 @@ def accumulator(
             its weight, or a mapping of names to them. Without it, drive your own loop with
             `Accumulator.over` and `Accumulator.backward`.
         scheduler: Any learning-rate scheduler, or several; moved once per update.
-        max_grad_norm: Bound on the 2-norm of the gradient of the effective batch.
+        max_grad_norm: Bound on the 2-norm of the gradient of the effective batch. A parameter
+            group with an entry ``"max_grad_norm"`` is clipped by itself.
         memory: Bytes that a step may use on the device, parameters and optimizer state included:
             ``"4GiB"`` or a number. A few small probes before the first step find the micro-batches
             that fit. By default nine tenths of what the device has free.
