@@ -32,6 +32,9 @@ class EffectiveBatch(ABC):
     dataset_lengths: np.ndarray | None = None
     """Lengths in tokens of all samples of the dataset, where they are known beforehand."""
 
+    lr_scale: float = 1.0
+    """What the learning rate is multiplied by for the optimizer step of this one alone."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of samples."""

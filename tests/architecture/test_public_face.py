@@ -23,6 +23,7 @@ NAMES = {
     "GradaccumError",
     "Loss",
     "Outcome",
+    "SizeChangedWarning",
     "StepReport",
     "accumulator",
     "effective_batches",
