@@ -51,6 +51,7 @@ FLAGS = {
         "--effective-batch",
         "--epochs",
         "--lr",
+        "--lr-rule",
         "--max-grad-norm",
         "--max-length",
         "--memory",
