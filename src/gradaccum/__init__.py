@@ -16,6 +16,7 @@ from gradaccum.outcome import Evaluation as Evaluation
 from gradaccum.outcome import Outcome as Outcome
 from gradaccum.outcome import StepReport as StepReport
 from gradaccum.sampler import EffectiveBatchSampler as EffectiveBatchSampler
+from gradaccum.sizes import SizeChangedWarning as SizeChangedWarning
 from gradaccum.telemetry import track as track
 
 __version__ = _version("gradaccum")

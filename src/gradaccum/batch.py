@@ -26,14 +26,14 @@ class EffectiveBatch(ABC):
     Indices and lengths come first, so that it can be cut before a single sample is read.
     """
 
-    lr_scale: float = 1.0
-    """What learning rates are multiplied by, for the one update that these samples make."""
-
     indices: np.ndarray | None = None
     """``(n,)`` places of the samples in the dataset; None where it has no order."""
 
     dataset_lengths: np.ndarray | None = None
     """Lengths in tokens of all samples of the dataset, where they are known beforehand."""
+
+    lr_scale: float = 1.0
+    """What the learning rate is multiplied by for the optimizer step of this one alone."""
 
     @abstractmethod
     def __len__(self) -> int:

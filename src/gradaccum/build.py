@@ -34,6 +34,7 @@ from gradaccum.loader import EffectiveBatches
 from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
 from gradaccum.protocols import LossFunction
+from gradaccum.sizes import LrRule, Size, SizeBy
 from gradaccum.sizing import Sizing, Told, UnderBudget
 from gradaccum.update import Update
 
@@ -168,8 +169,10 @@ def accumulator(
 
 def effective_batches(
     dataset: Iterable[Any],
-    size: int,
+    size: Size,
     *,
+    size_by: SizeBy = "steps",
+    lr_rule: LrRule = "none",
     lengths: Sequence[int] | np.ndarray | None = None,
     shuffle: bool = True,
     seed: int = 0,
@@ -182,7 +185,15 @@ def effective_batches(
 
     Args:
         dataset: Anything with ``len`` and indexing, or any iterable of samples.
-        size: Samples in an effective batch.
+        size: Samples in an effective batch: a number; a mapping such as ``{0: 64, 1000: 256}``; or
+            a pure function of the `Progress` (``steps``, ``samples``, ``tokens``), which is asked
+            at the start of each effective batch, and beforehand.
+        size_by: What the keys of a mapping count, from the beginning of training: ``"steps"``,
+            ``"samples"`` or, with `lengths`, ``"tokens"`` that were handed out.
+        lr_rule: How the learning rate follows the size: ``"none"``, ``"linear"`` or ``"sqrt"`` of
+            its ratio to the first size. ``accumulator.step(batch)`` multiplies the learning rate of
+            the optimizer's groups by ``batch.lr_scale`` for that step only; schedulers know nothing
+            of it.
         lengths: ``(n,)`` tokens of each sample, if known beforehand; samples are then read when
             their micro-batch comes up.
         shuffle: Whether samples are shuffled (not those of an iterable).
@@ -198,6 +209,8 @@ def effective_batches(
     return EffectiveBatches(
         dataset=dataset,
         size=size,
+        size_by=size_by,
+        lr_rule=lr_rule,
         lengths=lengths,
         shuffle=shuffle,
         seed=seed,

@@ -1,11 +1,13 @@
 """What a dataset is: samples that are read by index, or that come one after the other."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from gradaccum.errors import ArgumentError
+from gradaccum.errors import ArgumentError, DataError
+from gradaccum.partition.cut import checked_lengths
 
 Last = Literal["keep", "drop"]
 
@@ -77,3 +79,37 @@ def is_map_style(dataset: Any, workers: int) -> bool:
             remedy="Pass workers=1, or an IterableDataset that shards itself by worker.",
         )
     return False
+
+
+def known_lengths(
+    lengths: Sequence[int] | np.ndarray | None, dataset: Any, *, map_style: bool
+) -> np.ndarray | None:
+    """Return the lengths of the samples of a dataset, if a user knows them.
+
+    Args:
+        lengths: What the user passed.
+        dataset: Beside it.
+        map_style: Whether its samples are read by index.
+
+    Returns:
+        ``(n,)`` int64, or None.
+
+    Raises:
+        DataError: The dataset is empty.
+        ArgumentError: They do not go with the dataset.
+    """
+    if map_style and len(dataset) == 0:
+        raise DataError(
+            "effective_batches(dataset)",
+            expected="at least one sample",
+            got="an empty dataset",
+            remedy="Check the path or the filter that made it.",
+        )
+    if lengths is not None and not map_style:
+        raise ArgumentError(
+            "effective_batches(iterable, lengths=...)",
+            expected="lengths with a dataset that has len() and indexing",
+            got=type(dataset).__name__,
+            remedy="Leave lengths out; the accumulator measures samples as they come.",
+        )
+    return None if lengths is None else checked_lengths(lengths, len(dataset))

@@ -1,5 +1,6 @@
 """Which samples make an optimizer step: effective batches of a dataset, in a seeded order."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -8,20 +9,24 @@ import numpy as np
 import torch
 
 from gradaccum.batch import EffectiveBatch, Samples
-from gradaccum.dataset import Last, is_map_style, require_last
+from gradaccum.course import Course, Place
+from gradaccum.dataset import Last, is_map_style, known_lengths, require_last
 from gradaccum.errors import ArgumentError, DataError
-from gradaccum.partition import by_length, num_parts, require_positive
-from gradaccum.partition.cut import checked_lengths
+from gradaccum.partition import by_length, require_positive
 from gradaccum.reader import Unread, in_turn, reader_of
-from gradaccum.rng import data_order, require_seed
+from gradaccum.rng import require_seed
+from gradaccum.sizes import LrRule, Size, SizeBy, SizeChangedWarning, Sizes
 
 
 class EffectiveBatches:
     """The effective batches of a dataset, epoch after epoch.
 
     Each iteration covers `epochs` epochs, by default one, and the next goes on with the epoch
-    behind them. One that was left early begins its epoch anew, unless a state was loaded. The
-    order of an epoch depends on the seed and the epoch alone.
+    behind them. One that was left early begins its epoch anew, and counts as it did then, unless a
+    state was loaded. The order of an epoch depends on the seed and the epoch alone.
+
+    An effective batch has the size in force at its start, whatever comes within it. The last of an
+    epoch has what is left of the epoch.
 
     Samples of a map-style dataset whose lengths are given are read when their micro-batch comes
     up, the longest first; those of any other dataset are read with their effective batch. With
@@ -29,7 +34,14 @@ class EffectiveBatches:
 
     Args:
         dataset: Map-style (``len`` and indexing), or any iterable of samples.
-        size: Samples in an effective batch: the science, not the memory.
+        size: Samples in an effective batch: the science, not the memory. A number; a mapping such
+            as ``{0: 64, 1000: 256}``; or a function of the `Progress`, which must depend on
+            nothing else, as it is asked beforehand and again: for the length, and for what
+            workers read ahead.
+        size_by: What the keys of a mapping count from the beginning of training: ``"steps"``
+            (effective batches), ``"samples"`` or ``"tokens"`` that were handed out.
+        lr_rule: How `EffectiveBatch.lr_scale` follows the size: ``"none"`` leaves it at 1,
+            ``"linear"`` is the ratio to the first size of all, ``"sqrt"`` the root of that.
         lengths: ``(n,)`` tokens of each sample of a map-style dataset.
         shuffle: Whether a map-style dataset is shuffled.
         seed: Seed of the order.
@@ -46,7 +58,9 @@ class EffectiveBatches:
         self,
         *,
         dataset: Any,
-        size: int,
+        size: Size,
+        size_by: SizeBy = "steps",
+        lr_rule: LrRule = "none",
         lengths: Sequence[int] | np.ndarray | None = None,
         shuffle: bool = True,
         seed: int = 0,
@@ -55,7 +69,7 @@ class EffectiveBatches:
         steps: int | None = None,
         workers: int = 0,
     ) -> None:
-        self.size = _positive("size", size)
+        self._sizes = Sizes.of(size, by=size_by, lr_rule=lr_rule, lengths_known=lengths is not None)
         if epochs is not None and steps is not None:
             raise ArgumentError(
                 f"effective_batches(epochs={epochs!r}, steps={steps!r})",
@@ -69,46 +83,52 @@ class EffectiveBatches:
         require_last(last, call="effective_batches")
         self._dataset, self._workers, self._last, self._seed = dataset, workers, last, seed
         self._map_style, self._shuffle = is_map_style(dataset, workers), shuffle
-        if self._map_style and len(dataset) == 0:
-            raise DataError(
-                "effective_batches(dataset)",
-                expected="at least one sample",
-                got="an empty dataset",
-                remedy="Check the path or the filter that made it.",
-            )
-        if lengths is not None and not self._map_style:
-            raise ArgumentError(
-                "effective_batches(iterable, lengths=...)",
-                expected="lengths with a dataset that has len() and indexing",
-                got=type(dataset).__name__,
-                remedy="Leave lengths out; the accumulator measures samples as they come.",
-            )
-        self._lengths = None if lengths is None else checked_lengths(lengths, len(dataset))
-        self._epoch = self._done = 0  # epochs ended, and effective batches handed out after them
+        self._lengths = known_lengths(lengths, dataset, map_style=self._map_style)
+        self._course = Course(
+            dataset=dataset,
+            sizes=self._sizes,
+            seed=seed,
+            shuffle=shuffle,
+            last=last,
+            lengths=self._lengths,
+        )
+        self._place = Place()
+        self._ahead = self.size  # the first size of this epoch: so far workers read ahead
         self._left: int | None = None  # of an iteration that is under way: steps, else epochs
         self._resumed = False  # a state was loaded, and not yet gone on from
+        self._began: tuple[Place, int] | None = None  # where the one under way did, with its `left`
 
     @property
     def epoch(self) -> int:
         """The epoch of the next effective batch, from 0."""
-        return self._epoch
+        return self._place.epoch
+
+    @property
+    def size(self) -> int:
+        """The size of the next effective batch; the last of an epoch may have fewer samples."""
+        return self._sizes.size_at(self._place.now)
 
     def __len__(self) -> int:
         """Return the optimizer steps in one iteration; those left of it, from a loaded state."""
-        left = self._left if self._resumed else None
+        place, left = self._began or self._next_iteration()
         if self._steps is not None:
-            return self._steps if left is None else left
-        epochs = self._epochs if left is None else left
-        return self._per_epoch() * epochs - (self._done if self._resumed else 0)
+            return left
+        if not self._map_style:
+            raise TypeError(f"object of type {type(self._dataset).__name__} has no len()")
+        return self._course.num_steps(place, left)
 
     def __repr__(self) -> str:
         samples = f"{len(self._dataset)} samples" if self._map_style else "an iterable"
-        return f"<effective batches of {self.size} of {samples}, epoch {self._epoch}>"
+        return f"<effective batches of {self.size} of {samples}, epoch {self.epoch}>"
 
-    def _per_epoch(self) -> int:
-        if not self._map_style:
-            raise TypeError(f"object of type {type(self._dataset).__name__} has no len()")
-        return max(1, num_parts(len(self._dataset), self.size, last=self._last))
+    def _next_iteration(self) -> tuple[Place, int]:
+        """Return where the next iteration begins, and how much it covers."""
+        whole = self._steps or self._epochs
+        if self._left is None:
+            return self._place, whole
+        if self._resumed:
+            return self._place, self._left
+        return self._place.anew(), whole  # the last iteration was left early
 
     def __iter__(self) -> Iterator[EffectiveBatch]:
         """Iterate over `epochs` epochs, or over `steps` effective batches.
@@ -116,54 +136,57 @@ class EffectiveBatches:
         Yields:
             Effective batches.
         """
-        by_step = self._steps is not None
-        if self._left is not None and not self._resumed:  # the last iteration was left early
-            self._done, self._left = 0, None
+        self._began = self._next_iteration()
+        self._place, self._left = self._began
         self._resumed = False
-        if self._left is None:
-            self._left = self._steps or self._epochs
         try:
-            yield from self._rest_of_iteration(by_step)
+            yield from self._rest_of_iteration()
         finally:
+            self._began = None
             if self._left == 0:
                 self._left = None
 
-    def _rest_of_iteration(self, by_step: bool) -> Iterator[EffectiveBatch]:
+    def _rest_of_iteration(self) -> Iterator[EffectiveBatch]:
         while self._left:
-            resumed, ended = self._done > 0, False
-            for batch in self._one_epoch():  # counted before it is handed out, so that a state
-                self._done += 1  # that is saved while it is in use goes on behind it
-                self._left -= int(by_step)
-                ended = self._map_style and self._done == self._per_epoch()
-                if ended:
-                    self._end_epoch(by_step)
+            epoch = self.epoch
+            for batch, size, after in self._one_epoch():
+                self._move(after)  # first: a state that is saved while it is in use is behind it
+                batch.lr_scale = self._sizes.lr_scale(size)
                 yield batch
                 if self._left == 0:
                     break
             else:
-                if not resumed and not ended and self._done == 0:
+                if self.epoch > epoch:
+                    continue  # the last of an epoch was known to be the last
+                if self._place.samples == 0:
                     raise DataError(
-                        f"epoch {self._epoch} of effective_batches(...)",
+                        f"epoch {epoch} of effective_batches(...)",
                         expected="at least one sample",
                         got="none",
                         remedy="Pass a dataset that can be iterated again, or fewer epochs.",
                     )
-                if not ended:
-                    self._end_epoch(by_step)
+                self._move(self._place.next_epoch())
 
-    def _end_epoch(self, by_step: bool) -> None:
-        self._epoch, self._done = self._epoch + 1, 0
-        if not by_step and self._left is not None:
-            self._left -= 1
+    def _move(self, place: Place) -> None:
+        """Go on to a place; of the iteration that is under way less is left."""
+        before, self._place = self._place, place
+        if self._left is not None and self._steps is not None:
+            self._left -= place.now.steps - before.now.steps
+        elif self._left is not None:
+            self._left -= place.epoch - before.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next iteration goes on, as plain JSON."""
-        return self._identity() | {"epoch": self._epoch, "done": self._done, "left": self._left}
+        return self._identity() | {
+            "size": str(self._sizes),
+            "place": self._place.as_dict(),
+            "ahead": self._ahead,
+            "left": self._left,
+        }
 
     def _identity(self) -> dict[str, Any]:
         """Return what must agree for a place in the order to mean the same samples."""
         return {
-            "size": self.size,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "last": self._last,
@@ -174,14 +197,19 @@ class EffectiveBatches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved place; an iteration that was under way is continued to its end.
 
+        With another size, training goes on from the next sample that was not handed out, and a
+        `SizeChangedWarning` says so; an epoch that had ended stays ended. Functions are not saved,
+        so one is taken for another.
+
         Args:
             state: What `state_dict` returned.
 
         Raises:
-            ArgumentError: It was saved with another size, seed or dataset, or is no such state.
+            ArgumentError: It was saved with another seed or dataset, or is no such state.
         """
         mine = self._identity()
-        if not isinstance(state, Mapping) or not {*mine, "epoch", "done", "left"} <= set(state):
+        known = {*mine, "size", "place", "ahead", "left"}
+        if not isinstance(state, Mapping) or not known <= set(state):
             raise ArgumentError(
                 "effective_batches(...).load_state_dict(state)",
                 expected="what state_dict() of effective batches returned",
@@ -196,23 +224,35 @@ class EffectiveBatches:
                     got=repr(state[name]),
                     remedy=f"Build them with {name}={state[name]!r} to go on from this state.",
                 )
-        self._epoch, self._done, self._left = state["epoch"], state["done"], state["left"]
-        self._resumed = True
+        place = Place.from_dict(state["place"])
+        if self._sizes.by == "tokens" and place.now.samples and not place.now.tokens:
+            raise ArgumentError(
+                "effective_batches(size_by='tokens').load_state_dict(state)",
+                expected="a state of effective batches with lengths, which count tokens",
+                got=f"{place.now.samples} samples of unknown length",
+                remedy='Go on with size_by="samples".',
+            )
+        if state["size"] != (size := str(self._sizes)):
+            warnings.warn(
+                f"The effective batch size was {state['size']} when this state was saved, and is "
+                f"{size} from the next unseen sample of epoch {place.epoch} on.",
+                SizeChangedWarning,
+                stacklevel=2,
+            )
+        self._place, self._left, self._ahead = place, state["left"], state["ahead"]
+        self._began, self._resumed = None, True
+        if self._map_style and not self._course.spans(place):  # too few are left for the new size
+            self._move(place.next_epoch())
 
-    def _one_epoch(self) -> Iterator[EffectiveBatch]:
+    def _one_epoch(self) -> Iterator[tuple[EffectiveBatch, int, Place]]:
+        """Iterate over what is left of an epoch, with the size in force and the place behind."""
         if hasattr(self._dataset, "set_epoch"):  # as datasets with an order or masks of their own
-            self._dataset.set_epoch(self._epoch)
+            self._dataset.set_epoch(self.epoch)
         return self._by_index() if self._map_style else self._in_turn()
 
-    def _by_index(self) -> Iterator[EffectiveBatch]:
-        total = len(self._dataset)
-        order = (
-            data_order(total, seed=self._seed, epoch=self._epoch)
-            if self._shuffle
-            else np.arange(total)
-        )
-        starts = [k * self.size for k in range(self._done, self._per_epoch())]
-        batches = [order[start : start + self.size] for start in starts]
+    def _by_index(self) -> Iterator[tuple[EffectiveBatch, int, Place]]:
+        order, spans = self._course.order(self.epoch), self._course.spans(self._place)
+        batches = [order[span.start : span.stop] for span in spans]
         if self._lengths is not None:  # in the order in which they will be asked for
             batches = [batch[by_length(self._lengths[batch])] for batch in batches]
         reader = reader_of(
@@ -222,29 +262,31 @@ class EffectiveBatches:
             lazy=self._lengths is not None,
             generator=self._generator(),
         )
-        for indices in batches:
+        for indices, span in zip(batches, spans, strict=True):
             if self._lengths is None:
-                yield Samples(reader.read(len(indices)))
+                yield Samples(reader.read(len(indices))), span.size, span.after
             else:
-                yield Unread(reader, indices, self._lengths)
+                yield Unread(reader, indices, self._lengths), span.size, span.after
 
     def _generator(self) -> torch.Generator:
         """Return what seeds the workers, so that they leave torch's global generator alone."""
-        seed = np.random.SeedSequence([self._seed, self._epoch]).generate_state(1)[0]
+        seed = np.random.SeedSequence([self._seed, self.epoch]).generate_state(1)[0]
         return torch.Generator().manual_seed(int(seed))
 
-    def _in_turn(self) -> Iterator[EffectiveBatch]:
+    def _in_turn(self) -> Iterator[tuple[EffectiveBatch, int, Place]]:
+        place = self._place
+        if place.samples == 0:  # else as before: several workers share samples by it
+            self._ahead = self._sizes.size_at(place.now)
         samples = in_turn(
-            self._dataset, size=self.size, workers=self._workers, generator=self._generator()
+            self._dataset, size=self._ahead, workers=self._workers, generator=self._generator()
         )
-        for _ in range(self._done * self.size):  # where a saved state had come to
+        for _ in range(place.samples):  # where a saved state had come to
             next(samples, None)
-        first = self._done == 0
-        while batch := list(islice(samples, self.size)):
-            if len(batch) < self.size and self._last == "drop" and not first:
+        while batch := list(islice(samples, size := self._sizes.size_at(place.now))):
+            if len(batch) < size and self._last == "drop" and place.samples:
                 return
-            yield Samples(batch)
-            first = False
+            place = place.after(len(batch))
+            yield Samples(batch), size, place
 
 
 def _positive(name: str, value: object) -> int:

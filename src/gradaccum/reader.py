@@ -98,12 +98,13 @@ def reader_of(
         The reader.
     """
     indices = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
-    size = max((len(batch) for batch in batches), default=1)
-    # Decoded photographs are large: of samples that are read one by one, few wait at a time.
-    chunk = min(_chunk(size, workers), 8) if lazy else _chunk(size, workers)
-    chunks = [indices[k : k + chunk].tolist() for k in range(0, len(indices), chunk)]
     if not workers:
         return Reader(dataset, indices, ([dataset[k]] for k in indices.tolist()))
+    chunks: list[list[int]] = []
+    for batch in batches:  # by itself, as it may be many times as large as the one before it
+        # Decoded photographs are large: of samples that are read one by one, few wait at a time.
+        chunk = min(_chunk(len(batch), workers), 8) if lazy else _chunk(len(batch), workers)
+        chunks += [batch[k : k + chunk].tolist() for k in range(0, len(batch), chunk)]
     loader = DataLoader(
         dataset,
         batch_sampler=_Fixed(chunks),

@@ -318,6 +318,25 @@ def test_steps_that_move_hold_from_the_start_of_an_effective_batch():
     assert stepped(run) == [exactly([1.0])] * len(reports)
 
 
+def test_sizes_that_move_hold_from_the_start_of_an_effective_batch():
+    """C13, yolov5 PR#3722: the size ramps from 1 to 8 over 1,000 samples, epochs of 300."""
+    run = of_samples(3)
+
+    def ramp(progress):
+        return round(1 + 7 * min(progress.samples / 1_000, 1))
+
+    batches = ga.effective_batches(Collated(*[1.0] * 300), ramp, epochs=4)
+    total, sizes, taken = len(batches), [], []
+    for batch in batches:
+        begun = run.accumulator.counters.samples
+        sizes.append(min(round(1 + 7 * min(begun / 1_000, 1)), 300 - begun % 300))
+        taken.append(run.accumulator.step(batch).samples)
+    assert taken == sizes
+    assert sum(taken) == 1_200
+    assert {1, 8} == {taken[0], max(taken)}
+    assert stepped(run) == [exactly([1.0])] * total
+
+
 def test_any_two_of_three():
     """C14, nanoGPT#283, DeepSpeed#3228: global 40, micro 1, world 4 is N = 10."""
     found = ga.partition.accumulation_steps(effective_batch=40, micro_batch_size=1, world_size=4)

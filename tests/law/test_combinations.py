@@ -173,3 +173,50 @@ def test_lbfgs_is_refused_by_name():
     model = nn.Linear(1, 1)
     with pytest.raises(ga.GradaccumError, match="LBFGS, which evaluates the loss anew"):
         ga.accumulator(model, torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_learning_rate_that_follows_the_size(fused):
+    """By the root of the size, for one step each; schedulers know nothing of it."""
+    data = [{"x": torch.tensor([float(k)])} for k in range(24)]
+    model, twin = nn.Linear(1, 1), nn.Linear(1, 1)
+    twin.load_state_dict(model.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scheduler = S.StepLR(optimizer, 1, gamma=0.5)
+    batches = ga.effective_batches(data, {0: 4, 2: 16}, lr_rule="sqrt", shuffle=False)
+    accumulator = ga.accumulator(
+        model,
+        optimizer,
+        lambda m, micro: ga.Loss.of(m(micro["x"]).square()),
+        scheduler=scheduler,
+        micro_batch_size=3,
+    )
+    reports = [accumulator.step(batch) for batch in batches]
+    assert [report.samples for report in reports] == [4, 4, 16]
+    assert [report.lr for report in reports] == [0.1, 0.05, 0.025 * 2]
+    assert rates(optimizer) == [0.0125]
+    slow = torch.optim.AdamW(twin.parameters(), lr=0.1)
+    for start, stop, lr in ((0, 4, 0.1), (4, 8, 0.05), (8, 24, 0.05)):
+        slow.param_groups[0]["lr"] = lr
+        slow.zero_grad()
+        twin(torch.arange(start, stop).float()[:, None]).square().mean().backward()
+        slow.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_learning_rate_is_put_back_where_the_optimizer_raises():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    batches = ga.effective_batches(
+        [(torch.ones(1),)] * 6, lambda progress: 2 + 4 * progress.steps, lr_rule="linear"
+    )
+    accumulator = ga.accumulator(
+        model, optimizer, lambda m, micro: ga.Loss.of(m(micro[0])), micro_batch_size=2
+    )
+    for batch in batches:
+        batch.lr_scale = 3.0
+        with pytest.raises(ZeroDivisionError):
+            accumulator.step(batch)
+    assert rates(optimizer) == [0.1]

@@ -28,7 +28,10 @@ Model = Annotated[
 MaxLength = Annotated[
     int | None, typer.Option(help="Longest sample in tokens; longer ones are cut.")
 ]
-EffectiveBatch = Annotated[int | None, typer.Option(help="Samples in one optimizer step.")]
+EffectiveBatch = Annotated[
+    str | None,
+    typer.Option(help="Samples in one optimizer step; 64,1000:256 is 256 after 1000 steps."),
+]
 Memory = Annotated[
     str | None,
     typer.Option(help="Most that a step may use on the device, as 4GiB; else what is free."),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gradaccum.cli.clock import seconds_per_flop
 from gradaccum.cli.folder import choose_folder, write_json
-from gradaccum.cli.subject import built, free_budget, subject_of, told_budget
+from gradaccum.cli.subject import built, free_budget, largest_batch, subject_of, told_budget
 from gradaccum.cli.targets import Build
 from gradaccum.errors import ArgumentError
 from gradaccum.integrations.transformers import masks_as_in_earnest
@@ -43,10 +43,12 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
         clock = partial(seconds_per_flop, subject, device) if there else None
         made = plan(subject, budget, clock=clock)
     lengths = _shown_lengths(subject.lengths)
+    batch = largest_batch(settings)
+    which = f" (the largest of {told})" if isinstance(told := settings.effective_batch, str) else ""
     console.print(
         Text(
             f"{settings.recipe} on {device}, {binary(budget.bytes)}, effective batch "
-            f"{settings.effective_batch:,}: {made.chosen.micro_batches:.1f} accumulation steps, "
+            f"{batch:,}{which}: {made.chosen.micro_batches:.1f} accumulation steps, "
             f"{100 * made.chosen.real_share:.1f}% of the computed tokens real\n"
         ),
         soft_wrap=True,

@@ -57,7 +57,8 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         )
     batches = ga.effective_batches(
         recipe.train,
-        settings.effective_batch,
+        settings.sizes,
+        lr_rule=settings.lr_rule,
         lengths=recipe.lengths,
         seed=settings.seed,
         epochs=settings.epochs,
@@ -169,13 +170,20 @@ def _summary(
         ("recipe", settings.recipe),
         ("model", f"{type(recipe.model).__name__}, {count(parameters)} parameters, on {device}"),
         ("samples", samples),
-        ("effective batch", f"{settings.effective_batch:,} samples"),
+        ("effective batch", _told_size(settings)),
         *((name, value) for name, value in memory.items() if value != "none"),
         ("optimizer steps", f"{steps:,}"),
         ("run folder", str(folder)),
     ):
         table.add_row(Text(name, style="bold"), Text(value))
     return table
+
+
+def _told_size(settings: Settings) -> str:
+    if isinstance(sizes := settings.sizes, int):
+        return f"{sizes:,} samples"
+    later = [f"{size:,} after {step:,} optimizer steps" for step, size in sizes.items() if step]
+    return ", ".join([f"{sizes[0]:,} samples", *later])
 
 
 def _finite(loss: float) -> float | None:

@@ -60,7 +60,7 @@ def subject_of(recipe: Recipe, settings: Settings, *, parking: bool, batches: in
     if batches:
         order = ga.effective_batches(
             recipe.train,
-            settings.effective_batch,
+            largest_batch(settings),
             lengths=recipe.lengths,
             seed=settings.seed,
             steps=batches,
@@ -78,6 +78,19 @@ def subject_of(recipe: Recipe, settings: Settings, *, parking: bool, batches: in
         parking=parking,
         sum_dtype=getattr(torch, settings.sum_dtype),
     )
+
+
+def largest_batch(settings: Settings) -> int:
+    """Return the largest effective batch of a run, which is the one that is planned.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        Samples.
+    """
+    sizes = settings.sizes
+    return sizes if isinstance(sizes, int) else max(sizes.values())
 
 
 def told_budget(settings: Settings, device: torch.device | None) -> Budget | None:

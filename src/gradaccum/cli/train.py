@@ -6,6 +6,7 @@ import typer
 
 from gradaccum.cli import options
 from gradaccum.recipes.settings import Scheduler
+from gradaccum.sizes import LrRule
 
 
 def train(
@@ -26,6 +27,9 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    lr_rule: Annotated[
+        LrRule | None, typer.Option(help="How the learning rate follows --effective-batch.")
+    ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay of matrices.")] = None,
     max_grad_norm: Annotated[
         float | None, typer.Option(help="Bound on the norm of the gradient.")

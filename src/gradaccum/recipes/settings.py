@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gradaccum.errors import ArgumentError
 from gradaccum.memory import Budget
+from gradaccum.sizes import LrRule, parsed_sizes
 
 Scheduler = Literal["cosine", "linear", "constant"]
 Dtype = Literal["float32", "bfloat16"]
@@ -27,7 +28,10 @@ class Settings(BaseModel):
         tokenizer: Folder or name of a tokenizer; by default one is trained on the data.
         model: Folder or name of a pretrained model; by default a small new one.
         max_length: Longest sample in tokens; longer ones are cut into pieces.
-        effective_batch: Samples whose gradients make one optimizer step.
+        effective_batch: Samples whose gradients make one optimizer step; ``"64,1000:256"`` is 64
+            at first, and 256 after 1000 optimizer steps.
+        lr_rule: How the learning rate follows that size: ``"linear"`` or ``"sqrt"`` of its ratio to
+            the first one, or ``"none"``.
         memory: Bytes that a step may use on the device, such as ``"4GiB"``; by default nine tenths
             of what is free.
         micro_batch_size: Samples in a micro-batch, in place of `memory`.
@@ -54,7 +58,8 @@ class Settings(BaseModel):
     tokenizer: str | None = None
     model: str | None = None
     max_length: int = Field(512, ge=3)
-    effective_batch: int = Field(64, ge=1)
+    effective_batch: int | str = 64
+    lr_rule: LrRule = "none"
     memory: str | None = None
     micro_batch_size: int | None = Field(None, ge=1)
     micro_batch_tokens: int | None = Field(None, ge=1)
@@ -80,6 +85,20 @@ class Settings(BaseModel):
         except ArgumentError as error:
             raise ValueError(error.expected) from None
         return str(memory)
+
+    @field_validator("effective_batch", mode="before")
+    @classmethod
+    def _is_a_size(cls, told: Any) -> int | str:
+        try:
+            sizes = parsed_sizes(told)
+        except ArgumentError as error:
+            raise ValueError(error.expected) from None
+        return sizes if isinstance(sizes, int) else str(told)
+
+    @property
+    def sizes(self) -> int | dict[int, int]:
+        """The effective batch size: a number, or sizes by the optimizer steps before each."""
+        return parsed_sizes(self.effective_batch)
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:

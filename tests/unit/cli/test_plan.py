@@ -99,6 +99,19 @@ def test_a_factory_of_ones_own(gradaccum, tmp_path, monkeypatch):
     assert plan["chosen"]["micro_batches"] > 1
 
 
+def test_the_largest_effective_batch_is_planned(gradaccum, tmp_path, monkeypatch):
+    (tmp_path / "planned_growing.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    plans = []
+    for size in ("4,2:20,5:8", 20):
+        options = ["--effective-batch", size, "--memory", "16KiB", "--out", f"plan {size}"]
+        done = gradaccum("plan", "planned_growing:build", *options)
+        assert done.returncode == 0, done.stderr
+        assert ("20 (the largest of 4,2:20,5:8): " in done.stdout) == (size != 20)
+        plans.append(json.loads((tmp_path / f"plan {size}" / "plan.json").read_text()))
+    assert plans[0]["chosen"]["micro_batches"] == plans[1]["chosen"]["micro_batches"]
+
+
 def test_lengths_terms_and_constants_of_a_factory(gradaccum, tmp_path, monkeypatch):
     (tmp_path / "planned_text.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
+import gradaccum as ga
 from gradaccum.cli.targets import resolve
 
 TINY = ["--max-length", "24", "--effective-batch", "8", "--micro-batch-tokens", "96"]
@@ -195,6 +196,8 @@ BAD = {
         "with chunked loss + checkpointing. Truncate samples, or raise memory to",
     ),
     "zero": (["gpt", "--effective-batch", "0"], "effective_batch"),
+    "steps that fall": (["gpt", "--effective-batch", "8,9:4,5:2"], "steps must rise"),
+    "no such rule": (["gpt", "--lr-rule", "cubic"], "--lr-rule"),
     "sample too large": (
         ["gpt", "--data", "words.txt", "--max-length", "24", "--micro-batch-tokens", "9"],
         "at most 9 tokens",
@@ -313,6 +316,29 @@ def test_the_model_outlives_a_text_that_cannot_be_shown(gradaccum, tmp_path, mon
     done = gradaccum("train", "shown:build", *arguments)
     assert "d[1:key:2] [red]x" in done.stdout
     assert json.loads((tmp_path / "out" / "result.json").read_text())["stopped"] is False
+
+
+def test_a_size_that_changes_over_a_run_and_its_config(gradaccum, tmp_path, monkeypatch):
+    (tmp_path / "growing.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    rules, original = [], ga.effective_batches
+
+    def noting(*args, **options):
+        rules.append(options["lr_rule"])
+        return original(*args, **options)
+
+    monkeypatch.setattr(ga, "effective_batches", noting)
+    told = ["--effective-batch", "4,2:8,4:16", "--lr-rule", "sqrt"]
+    arguments = [*told, "--micro-batch-size", 5, "--epochs", 1, "--out", "out"]
+    done = gradaccum("train", "growing:build", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "4 samples, 8 after 2 optimizer steps, 16 after 4 optimizer steps" in done.stdout
+    assert [line["samples"] for line in lines(tmp_path / "out")] == [4, 4, 8, 8, 16]
+    config = tomllib.loads((tmp_path / "out" / "config.toml").read_text())
+    assert (config["effective_batch"], config["lr_rule"]) == ("4,2:8,4:16", "sqrt")
+    assert gradaccum("train", "out/config.toml", "--out", "again").returncode == 0
+    assert without_time(tmp_path / "again") == without_time(tmp_path / "out")
+    assert rules == ["sqrt", "sqrt"]
 
 
 def test_held_out_samples_that_weigh_nothing_are_refused_before_training(
