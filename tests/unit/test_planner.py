@@ -143,3 +143,28 @@ def test_samples_without_lengths():
     assert 5 <= some.chosen.largest[0] <= 8
     assert some.caps([1])[1] == some.chosen.largest[0]
     assert some.chosen.micro_batches == -(-20 // some.chosen.largest[0])
+
+
+def test_sums_of_16_bit_parameters_are_an_axis(gpt):
+    """Narrow sums need two bytes a parameter less; they are shown, and never chosen."""
+    subject, _ = gpt
+    model = small_gpt(vocab_size=1000, n_positions=2048, n_embd=16).bfloat16()
+    narrow = replace(subject, model=model, optimizers=[torch.optim.AdamW(model.parameters())])
+    found = made(narrow, "1GiB")
+    assert [(c.levers, c.sums) for c in found.curves] == [
+        (levers, sums) for sums in ("float32", "bfloat16") for levers in subject.levers()
+    ]
+    parameters = sum(p.numel() for p in model.parameters())
+    assert found.needs.gradient_sums == 4 * parameters
+    halves = [[p for p in found.points if p.sums == s] for s in ("float32", "bfloat16")]
+    for wide, slim in zip(*(half[:1] for half in halves), strict=True):
+        assert wide.largest == slim.largest
+        # Besides its sum, the new gradient of a parameter is widened before it is added.
+        assert wide.peak - slim.peak >= 2 * parameters
+    assert found.chosen.sums == "float32"
+    (asked,) = {c.sums for c in made(replace(narrow, sum_dtype=torch.bfloat16), "1GiB").curves}
+    assert asked == "bfloat16"
+
+
+def test_sums_are_no_axis_where_parameters_are_wide(free):
+    assert {point.sums for point in free.points} == {"float32"}
