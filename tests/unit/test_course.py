@@ -247,15 +247,15 @@ def test_another_size_goes_on_from_the_next_unseen_sample(case):
     ("rule", "scales"),
     [
         ("none", [1, 1, 1, 1]),
-        ("linear", [1, 2.5, 2.5, 0.5]),
-        ("sqrt", [1, 2.5**0.5, 2.5**0.5, 0.5**0.5]),
+        ("linear", [1, 1.25, 1.25, 0.25]),
+        ("sqrt", [1, 1.25**0.5, 1.25**0.5, 0.5]),
     ],
 )
 def test_the_learning_rate_follows_the_size_in_force(source, rule, scales):
-    """The third of the epoch has 4 of 5 samples, and the scale of 5."""
-    size = {0: 2, 1: 5, 3: 1}
+    """The third has the last 2 samples of its epoch, and the scale of 5."""
+    size = {0: 4, 1: 5, 3: 1}
     batches = list(ga.effective_batches(source, size, lr_rule=rule, steps=4))
-    assert [len(batch) for batch in batches] == [2, 5, 4, 1]
+    assert [len(batch) for batch in batches] == [4, 5, 2, 1]
     assert [batch.lr_scale for batch in batches] == pytest.approx(scales)
     by_function = ga.effective_batches(
         source, lambda p: size[max(k for k in size if k <= p.steps)], lr_rule=rule, steps=4

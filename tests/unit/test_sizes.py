@@ -3,7 +3,7 @@ import pytest
 
 import gradaccum as ga
 from gradaccum.errors import ArgumentError
-from gradaccum.sizes import Progress, parsed_sizes
+from gradaccum.sizes import Progress, Sizes, parsed_sizes
 
 
 def sizes(size, **options):
@@ -49,6 +49,11 @@ def test_what_is_no_size(options, call, expected, got):
     assert expected in caught.value.expected
     assert got in f"got {caught.value.got}"
     assert caught.value.remedy.endswith(".")
+
+
+def test_a_function_is_asked_before_any_work():
+    with pytest.raises(ArgumentError, match="got -1"):
+        Sizes.of(lambda p: -1, by="steps", lr_rule="none", lengths_known=False)
 
 
 def test_sizes_by_each_count():
