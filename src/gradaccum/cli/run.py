@@ -7,7 +7,6 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -77,7 +76,7 @@ def run(build: Build, settings: Settings, out: Path | None) -> None:
         pad=recipe.pad,
         length=recipe.length,
         weigh=recipe.weigh,
-        sum_dtype=getattr(torch, settings.sum_dtype),
+        sum_dtype=settings.least_sum_dtype,
     )
     before = accumulator.evaluate(list(recipe.held_out))
     if before.weight == 0:

@@ -76,7 +76,7 @@ def subject_of(recipe: Recipe, settings: Settings, *, parking: bool, batches: in
         lengths=told,
         weigh=recipe.weigh,
         parking=parking,
-        sum_dtype=getattr(torch, settings.sum_dtype),
+        sum_dtype=settings.least_sum_dtype,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradaccum.loss import Loss, losses
-from gradaccum.recipes.recipe import Recipe, adamw, chosen_device, dtype_of
+from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
 from gradaccum.recipes.settings import Settings
 from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
@@ -37,7 +37,7 @@ def build(settings: Settings) -> Recipe:
     default = None if settings.data is not None else _default_texts(settings)
     data = corpus(settings, texts_of(settings, default), vocab_size=_VOCABULARY)
     device = chosen_device(settings)
-    model = _model(settings, data.tokenizer).to(device, dtype_of(settings)).train()
+    model = _model(settings, data.tokenizer).to(device, settings.parameter_dtype).train()
 
     prompt = data.tokenizer(_PROMPT, add_special_tokens=False)["input_ids"]
     if settings.data is not None:
