@@ -102,6 +102,7 @@ class Gradients:
 
     def narrow(self) -> None:
         """Round the sums to the dtypes of their parameters, each once."""
+        self._watched = None  # which holds a wide one
         for parameter, before in self._wide:
             if (total := parameter.grad) is not None:
                 parameter.grad = None
