@@ -39,22 +39,12 @@ def run(case: str, *, counts: list[int]) -> dict[str, Any]:
 def _error(dtype: Any, sums: Any, count: int) -> float:
     """Return the error of the sums before the last micro-batch closes the effective batch."""
     import torch
-    import transformers
 
     import gradaccum as ga
+    from benchmarks.models import gpt
 
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=128,
-        n_positions=16,
-        n_embd=64,
-        n_layer=2,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    model = transformers.GPT2LMHeadModel(config).to(dtype).train()
+    model = gpt(vocabulary=128, max_length=16, width=64, layers=2).to(dtype)
     parameters = list(model.parameters())
     accumulator = ga.accumulator(
         model, torch.optim.SGD(parameters, lr=0.0), sum_dtype=sums, nonfinite="skip_step"

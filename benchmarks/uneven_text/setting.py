@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForLanguageModeling, GPT2Config, GPT2LMHeadModel
+from transformers import DataCollatorForLanguageModeling
 from transformers import PreTrainedTokenizerFast as Tokenizer
+
+from benchmarks.models import gpt
 
 # High enough never to act, so the gradient that an optimizer sees is the normalised one in every
 # case; the work of clipping is done all the same.
@@ -93,21 +95,15 @@ class Job:
 def build(setting: Setting, dtype: torch.dtype = torch.float32) -> Job:
     """Build the same model, optimizer and samples in every process."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=setting.vocabulary,
-        n_positions=setting.max_length,
-        n_embd=setting.width,
-        n_layer=setting.layers,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+    model = gpt(
+        vocabulary=setting.vocabulary,
+        max_length=setting.max_length,
+        width=setting.width,
+        layers=setting.layers,
         bos_token_id=1,
         eos_token_id=1,
         pad_token_id=PAD,
-        use_cache=False,
-    )
-    model = GPT2LMHeadModel(config).to(dtype).train()
+    ).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     everything = [{"input_ids": ids} for ids in load(setting)]
     return Job(

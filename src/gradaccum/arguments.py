@@ -69,26 +69,6 @@ def device_of(device: torch.device | str | None, model: nn.Module) -> torch.devi
         ) from error
 
 
-def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is none of some.
-
-    Args:
-        name: Of the argument.
-        value: What the user passed.
-        allowed: The words; the first is the default.
-
-    Raises:
-        ArgumentError: It is another.
-    """
-    if value not in allowed:
-        raise ArgumentError(
-            f"accumulator({name}={value!r})",
-            expected=" or ".join(map(repr, allowed)),
-            got=repr(value),
-            remedy=f"Pass {name}={allowed[0]!r}, the default.",
-        )
-
-
 def all_of(given: Any, kind: type[T], *, call: str) -> tuple[T, ...]:
     """Return one or several things as a tuple.
 

@@ -1,7 +1,7 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from gradaccum.arguments import (
     check_schedulers,
     device_of,
     refuse_unused,
-    require_one_of,
 )
 from gradaccum.audit import Verify
 from gradaccum.batch import LengthFunction, WeighFunction, default_length
+from gradaccum.choices import require_one_of
 from gradaccum.collate import CollateFunction, collate_function
 from gradaccum.dataset import Last
 from gradaccum.ema import EMA
@@ -37,6 +37,8 @@ from gradaccum.protocols import LossFunction
 from gradaccum.sizes import LrRule, Size, SizeBy
 from gradaccum.sizing import Sizing, Told, UnderBudget
 from gradaccum.update import Update
+
+Verified = Literal["first", "never"]
 
 
 def accumulator(
@@ -55,7 +57,7 @@ def accumulator(
     length: LengthFunction | None = None,
     weigh: WeighFunction | None = None,
     device: torch.device | str | None = None,
-    verify: Literal["first", "never"] = "first",
+    verify: Verified = "first",
     nonfinite: Nonfinite = "raise",
     scaler: GradScaler | None = None,
     sum_dtype: torch.dtype = torch.float32,
@@ -111,8 +113,8 @@ def accumulator(
     check_model(model)
     check_optimizers(model, optimizers)
     check_schedulers(schedulers, optimizers)
-    require_one_of("verify", verify, ("first", "never"))
-    require_one_of("nonfinite", nonfinite, ("raise", "skip_step", "drop_micro_batch"))
+    require_one_of("verify", verify, get_args(Verified), call="accumulator")
+    require_one_of("nonfinite", nonfinite, get_args(Nonfinite), call="accumulator")
     check_precision(scaler, sum_dtype)
     if nonfinite == "drop_micro_batch" and weigh is not None:
         raise ArgumentError(
@@ -136,7 +138,7 @@ def accumulator(
     }
     sizing = _told_sizing(told, cost, where)
     if sizing is None and loss is not None:
-        free = usable_bytes(where, held=held_bytes(model, optimizers))
+        free = usable_bytes(where, held=held_bytes(model, optimizers, averages))
         sizing = UnderBudget(budget=Budget(bytes=free), cost=cost or Cost())
     if loss is None:
         refuse_unused(**told, collate=collate, pad=pad, length=length, device=device)

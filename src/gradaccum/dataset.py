@@ -23,25 +23,6 @@ class MapStyle(Protocol):
         """Return the number of samples."""
 
 
-def require_last(last: object, *, call: str) -> None:
-    """Refuse what is neither ``"keep"`` nor ``"drop"``.
-
-    Args:
-        last: What the user passed.
-        call: What was called.
-
-    Raises:
-        ArgumentError: It is anything else.
-    """
-    if last not in ("keep", "drop"):
-        raise ArgumentError(
-            f"{call}(last={last!r})",
-            expected='"keep" or "drop"',
-            got=repr(last),
-            remedy='Pass last="keep" to use every sample.',
-        )
-
-
 def is_map_style(dataset: Any, workers: int) -> bool:
     """Return whether the samples of a dataset are read by index.
 

@@ -3,6 +3,20 @@
 import torch
 from torch import Tensor
 
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def narrower_than(least: torch.dtype) -> frozenset[torch.dtype]:
+    """Return the dtypes of parameters whose gradient sums are wider than they are.
+
+    Args:
+        least: Of a sum.
+
+    Returns:
+        Those of fewer bits.
+    """
+    return frozenset(d for d in _REAL if torch.finfo(d).bits < torch.finfo(least).bits)
+
 
 def sum_dtype_of(parameter: Tensor, least: torch.dtype) -> torch.dtype:
     """Return the dtype of a parameter's gradient sum.
@@ -14,6 +28,4 @@ def sum_dtype_of(parameter: Tensor, least: torch.dtype) -> torch.dtype:
     Returns:
         The dtype.
     """
-    own = parameter.dtype
-    narrower = not own.is_complex and torch.finfo(own).bits < torch.finfo(least).bits
-    return least if narrower else own
+    return least if parameter.dtype in narrower_than(least) else parameter.dtype

@@ -89,7 +89,9 @@ class Engine:
         self._update, self._schedulers = update, tuple(schedulers)
         self._averages = tuple(averages)
         self._sync, self._nonfinite = sync, nonfinite
-        self._loss_scale = LossScale(scaler, update.optimizers[0])
+        self._loss_scale: LossScale | None = None
+        if scaler is not None and scaler.is_enabled():
+            self._loss_scale = LossScale(scaler, update.optimizers[0])
         self._gradients = Gradients(model, update.optimizers, sum_dtype)
         self._done = Counters()
         self.phase = Phase.IDLE
@@ -155,7 +157,9 @@ class Engine:
             opened.dropped.append(opened.came)
             return
         if total.requires_grad:
-            self._gradients.add(self._scaled(total, terms))
+            if self._loss_scale is not None:
+                total = self._scaled(total, terms, self._loss_scale)
+            self._gradients.add(total)
         elif any(float(term.weight) for term in terms.values()):
             raise LossError(
                 "backward of a micro-batch",
@@ -166,13 +170,13 @@ class Engine:
         opened.tally.add(terms)
         opened.micro_batches += 1
 
-    def _scaled(self, total: Tensor, terms: Terms) -> Tensor:
+    def _scaled(self, total: Tensor, terms: Terms, by: LossScale) -> Tensor:
         """Return a loss as it goes backward: by the same scale in all of an effective batch."""
         opened = self.opened or self._none_open()
         if opened.loss_scale is None:
             first = next(iter(terms.values()))
-            opened.loss_scale = self._loss_scale.factor(first, divided=opened.tally.divides)
-        return total if opened.loss_scale is None else total * opened.loss_scale
+            opened.loss_scale = by.factor(first, divided=opened.tally.divides)
+        return total * opened.loss_scale
 
     def close(self) -> StepReport:
         """Divide, clip and step, all micro-batches being in; then move the schedulers.
@@ -213,7 +217,7 @@ class Engine:
         grad_norm = hypot(*numbers) / divisor if divisor else 0.0
         outcome = self._outcome(mean.divisor, mean.loss, grad_norm)
         lr = self._update.lr * opened.lr_scale
-        if scaled is not None and outcome in _SETTLED:
+        if self._loss_scale is not None and scaled is not None and outcome in _SETTLED:
             self._loss_scale.settle(overflow=not outcome.stepped, device=scaled.device)
         if outcome.stepped:
             self._update(
@@ -265,7 +269,7 @@ class Engine:
             return Outcome.SKIPPED_NONFINITE if opened.dropped else Outcome.SKIPPED_EMPTY
         if isfinite(grad_norm) and isfinite(loss):
             return Outcome.STEPPED
-        if opened.loss_scale is not None and self._loss_scale.can_be_lowered():
+        if self._loss_scale is not None and self._loss_scale.can_be_lowered():
             return Outcome.SKIPPED_OVERFLOW
         if self._nonfinite != "raise":
             return Outcome.SKIPPED_NONFINITE

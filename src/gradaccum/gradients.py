@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gradaccum.dtypes import sum_dtype_of
+from gradaccum.dtypes import narrower_than
 from gradaccum.errors import PhaseError
 from gradaccum.step_in_backward import hooked, refuse_steps
 
@@ -45,6 +45,7 @@ class Gradients:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model, self._optimizers, self._dtype = model, tuple(optimizers), dtype
+        self._narrower = narrower_than(dtype)
         self._parameters: list[Parameter] = []
         self._wide: list[tuple[Parameter, torch.dtype | None]] = []  # and what theirs was before
         self._ids: list[int] = []
@@ -62,15 +63,15 @@ class Gradients:
 
     def clear(self) -> None:
         """Free the sums of every parameter, and note which parameters want one."""
-        self.free()
+        self._forget()
         held = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
         for parameter in held:
             parameter.grad = None
         self._parameters = [p for p in held if p.requires_grad]
         for parameter in self._parameters:
-            if (wide := sum_dtype_of(parameter, self._dtype)) != parameter.dtype:
+            if parameter.dtype in self._narrower:
                 self._wide.append((parameter, parameter.grad_dtype))
-                parameter.grad_dtype = wide
+                parameter.grad_dtype = self._dtype
         ids = list(map(id, self._parameters))
         if ids != self._ids:
             self._ids, self._nodes = ids, 0
@@ -84,7 +85,12 @@ class Gradients:
         """Free the sums."""
         for parameter in self._parameters:
             parameter.grad = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Put back what gradients may be, and note nothing of an effective batch."""
         for parameter, before in self._wide:
+            parameter.grad = None
             parameter.grad_dtype = before
         self._wide, self._watched, self._sparse = [], None, None
         self._owned.clear()
@@ -96,6 +102,7 @@ class Gradients:
 
     def narrow(self) -> None:
         """Round the sums to the dtypes of their parameters, each once."""
+        self._watched = None  # which holds a wide one
         for parameter, before in self._wide:
             if (total := parameter.grad) is not None:
                 parameter.grad = None

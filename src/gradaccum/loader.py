@@ -3,14 +3,15 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from gradaccum.batch import EffectiveBatch, Samples
+from gradaccum.choices import require_one_of
 from gradaccum.course import Course, Place
-from gradaccum.dataset import Last, is_map_style, known_lengths, require_last
+from gradaccum.dataset import Last, is_map_style, known_lengths
 from gradaccum.errors import ArgumentError, DataError
 from gradaccum.partition import by_length, require_positive
 from gradaccum.reader import Unread, in_turn, reader_of
@@ -80,7 +81,7 @@ class EffectiveBatches:
         self._epochs = _positive("epochs", 1 if epochs is None else epochs)
         self._steps = None if steps is None else _positive("steps", steps)
         require_seed(seed, call=f"effective_batches(seed={seed!r})")
-        require_last(last, call="effective_batches")
+        require_one_of("last", last, get_args(Last), call="effective_batches")
         self._dataset, self._workers, self._last, self._seed = dataset, workers, last, seed
         self._map_style, self._shuffle = is_map_style(dataset, workers), shuffle
         self._lengths = known_lengths(lengths, dataset, map_style=self._map_style)

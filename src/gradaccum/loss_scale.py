@@ -18,15 +18,14 @@ class LossScale:
     """Drives a GradScaler once for each effective batch.
 
     Args:
-        scaler: The scaler; None, or one that is not enabled, scales nothing.
+        scaler: The scaler, enabled.
         optimizer: Under whose name the scaler is told what was found.
     """
 
-    def __init__(self, scaler: GradScaler | None, optimizer: Optimizer) -> None:
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._optimizer = optimizer
+    def __init__(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._scaler, self._optimizer = scaler, optimizer
 
-    def factor(self, loss: Loss, *, divided: bool) -> Tensor | None:
+    def factor(self, loss: Loss, *, divided: bool) -> Tensor:
         """Return what the losses of an effective batch are multiplied by.
 
         Args:
@@ -34,10 +33,8 @@ class LossScale:
             divided: Whether the losses are divided by their weights already.
 
         Returns:
-            0-dimensional tensor; None where nothing is scaled.
+            0-dimensional tensor.
         """
-        if self._scaler is None:
-            return None
         one = torch.ones((), device=loss.sum.device)
         if not divided:
             weight = one * loss.weight
@@ -46,7 +43,7 @@ class LossScale:
 
     def can_be_lowered(self) -> bool:
         """Return whether an overflow may be the scale's, and not the gradient's own."""
-        return self._scaler is not None and self._scaler.get_scale() >= 1.0
+        return bool(self._scaler.get_scale() >= 1.0)
 
     def settle(self, *, overflow: bool, device: torch.device) -> None:
         """Tell the scaler whether a gradient overflowed: it lowers its scale, or counts a step.
@@ -55,8 +52,6 @@ class LossScale:
             overflow: Whether one did.
             device: Of the scale.
         """
-        if self._scaler is None:
-            return
         # As unscale_ would, which reads all gradients once more to find out.
         told = self._scaler._per_optimizer_states[id(self._optimizer)]
         found = torch.full((), float(overflow), dtype=torch.float32, device=device)

@@ -152,14 +152,14 @@ def plan(
     Raises:
         SampleTooLargeError: One sample alone does not fit, whatever is pulled.
     """
-    options = subject.levers()
-    needs = subject.trial(options[0]).needs()
+    options, sums = subject.levers(), subject.sum_dtypes()
+    trials = [(levers, d, subject.trial(levers, sum_dtype=d)) for d in sums for levers in options]
+    needs = trials[0][2].needs()
     require_least(needs, budget)
     rates = [1.0] * len(options) if clock is None else clock(options)
     curves = [
-        _curve(subject, levers, dtype, rate)
-        for dtype in subject.sum_dtypes()
-        for levers, rate in zip(options, rates, strict=True)
+        _curve(subject, levers, dtype, trial, rate)
+        for (levers, dtype, trial), rate in zip(trials, [*rates] * len(sums), strict=True)
     ]
     asked = curves[0].sums
     every = [_lengths(batch) for batch in subject.batches]
@@ -225,9 +225,11 @@ def _no_room(alone: dict[str, float], subject: Subject) -> dict[str, str]:
     }
 
 
-def _curve(subject: Subject, levers: Levers, sums: torch.dtype, rate: float) -> Curve:
+def _curve(
+    subject: Subject, levers: Levers, sums: torch.dtype, trial: FakeTrial, rate: float
+) -> Curve:
     """Predict what some levers need and cost."""
-    first, trial = subject.batches[0], subject.trial(levers, sum_dtype=sums)
+    first = subject.batches[0]
     with trial.opened():
         peaks = measured(len(first.samples), first.lengths, trial)
     return Curve(

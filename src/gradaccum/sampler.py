@@ -1,11 +1,13 @@
 """Length-ordered effective batches for another trainer: the one line that it has to change."""
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from gradaccum.dataset import Last, require_last
+from gradaccum.choices import require_one_of
+from gradaccum.dataset import Last
 from gradaccum.errors import ArgumentError
 from gradaccum.partition import by_length, fixed, num_parts, require_positive
 from gradaccum.partition.cut import checked_lengths
@@ -44,7 +46,7 @@ class EffectiveBatchSampler(Sampler[list[int]]):
         last: Last = "keep",
     ) -> None:
         self._lengths = checked_lengths(lengths, len(lengths))
-        require_last(last, call="EffectiveBatchSampler")
+        require_one_of("last", last, get_args(Last), call="EffectiveBatchSampler")
         for name, value in (("size", size), ("micro_batch_size", micro_batch_size)):
             require_positive(name, value, call=f"EffectiveBatchSampler({name}={value!r})")
         if size % micro_batch_size:

@@ -5,10 +5,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from gradaccum.choices import require_one_of
 from gradaccum.errors import ArgumentError
 
 SizeBy = Literal["steps", "samples", "tokens"]
@@ -77,8 +78,8 @@ class Sizes:
         Raises:
             ArgumentError: They are no sizes, or `by` does not go with them.
         """
-        _require_word("size_by", by, ("steps", "samples", "tokens"))
-        _require_word("lr_rule", lr_rule, ("none", "linear", "sqrt"))
+        require_one_of("size_by", by, get_args(SizeBy), call="effective_batches")
+        require_one_of("lr_rule", lr_rule, get_args(LrRule), call="effective_batches")
         if isinstance(size, Mapping):
             if by == "tokens" and not lengths_known:
                 raise ArgumentError(
@@ -189,16 +190,6 @@ def parsed_sizes(text: int | str) -> int | dict[int, int]:
         got=repr(text),
         remedy="Give the first size by itself, then step:size for each later one.",
     )
-
-
-def _require_word(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ArgumentError(
-            f"effective_batches({name}={value!r})",
-            expected=" or ".join(map(repr, allowed)),
-            got=repr(value),
-            remedy=f"Pass {name}={allowed[0]!r}, the default.",
-        )
 
 
 def _checked_table(sizes: Mapping[int, int]) -> tuple[tuple[int, int], ...]:

@@ -198,38 +198,36 @@ def test_sparse_sums_are_no_larger_than_what_they_touch():
         accumulator.backward(model(x).sum(), weight=len(x))
 
 
-class Reusing(torch.autograd.Function):
-    """Hands its gradient out in a buffer that it overwrites next time, as CUDA graphs do."""
-
-    @staticmethod
-    def forward(ctx, weight, x, buffer):
-        ctx.save_for_backward(x)
-        ctx.buffer = buffer
-        return (x @ weight).sum()
-
-    @staticmethod
-    def backward(ctx, out):
-        (x,) = ctx.saved_tensors
-        ctx.buffer.copy_(out * x.sum(0))
-        alias = torch.empty(0, dtype=ctx.buffer.dtype)
-        alias.set_(ctx.buffer.untyped_storage(), 0, ctx.buffer.shape)
-        return alias, None, None
-
-
 class Replayed(nn.Module):
-    def __init__(self):
+    """Its first gradient of an effective batch lies in a buffer that each forward overwrites.
+
+    As with CUDA graphs, whose replay writes where the last one did.
+    """
+
+    def __init__(self, every):
         super().__init__()
         self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         self.buffer = torch.zeros(1, dtype=torch.float64)
+        self.every, self.came = every, 0
+        self.w.register_post_accumulate_grad_hook(self.lend)
+
+    def lend(self, w):
+        if self.came % self.every == 0:
+            self.buffer.copy_(w.grad)
+            w.grad = torch.empty(0, dtype=torch.float64).set_(
+                self.buffer.untyped_storage(), 0, (1,)
+            )
+        self.came += 1
 
     @torch.compiler.disable
     def forward(self, x):
-        return Reusing.apply(self.w, x, self.buffer)
+        self.buffer.fill_(1e3)
+        return (x @ self.w).sum()
 
 
 def test_a_gradient_whose_memory_is_used_again():
-    """M12, pytorch#96693: four micro-batches of a compiled model equal eager, not 0.25 of it."""
-    model = Replayed()
+    """M12, pytorch#96693: four micro-batches of a compiled model equal eager, twice."""
+    model = Replayed(4)
     model.compile(backend="eager")
     accumulator = ga.accumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
     rows = torch.tensor([1.0, 2.0, 3.0, 6.0] * 2, dtype=torch.float64).reshape(8, 1, 1)
@@ -282,3 +280,17 @@ def test_a_hook_that_looks_is_let_be():
     for x in accumulator.over([torch.ones(1, 1)] * 3, steps=3):
         accumulator.backward(model(x).sum(), weight=1)
     assert seen == [1.0, 2.0, 3.0]
+    assert len(model.weight._post_accumulate_grad_hooks) == 1
+
+
+def test_a_hook_that_only_steps_is_refused():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.weight.item()
+    model.weight.register_post_accumulate_grad_hook(lambda p: optimizer.step())
+    accumulator = ga.accumulator(model, optimizer)
+    for x in accumulator.over([torch.ones(1, 1)] * 4, steps=4):
+        with pytest.raises(ga.GradaccumError, match="step or clear inside backward"):
+            accumulator.backward(model(x).sum(), weight=1)
+        break
+    assert model.weight.item() == before

@@ -102,15 +102,16 @@ def in_wide_sums(model, micro, *, loss):
     return loss(model, micro)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+TYPED = [(name, torch.float32) for name in CASES]
+TYPED += [(name, torch.bfloat16) for name, (build, *_) in CASES.items() if build is not resnet]
+
+
+@pytest.mark.parametrize(("case", "dtype"), TYPED)
 def test_predicted_as_measured(case, dtype):
-    build, loss, samples, levers = case
+    build, loss, samples, levers = CASES[case]
     torch.manual_seed(0)
     model, samples = build().to(dtype), samples()
     if dtype == torch.bfloat16:
-        if "x" in samples[0]:
-            pytest.skip("images are of float32")
         loss = partial(in_wide_sums, loss=loss)
     optimizer = torch.optim.AdamW(model.parameters())
     feed, prepared = feed_for(samples), Prepared.of(samples, default_length)

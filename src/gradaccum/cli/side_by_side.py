@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 import gradaccum as ga
 from gradaccum.cli.subject import left_for
 from gradaccum.memory import Budget
@@ -40,7 +38,7 @@ def accumulators_of(recipe: Recipe, settings: Settings, *, steps: int) -> dict[s
             length=recipe.length,
             weigh=objective.weigh,
             ema=objective.ema,
-            sum_dtype=getattr(torch, settings.sum_dtype),
+            sum_dtype=settings.least_sum_dtype,
             verify="first" if recipe.coupled is None else "never",
         )
         for objective in recipe.trained

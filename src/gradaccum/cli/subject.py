@@ -80,7 +80,7 @@ def subject_of(
         lengths=told,
         weigh=objective.weigh,
         parking=parking,
-        sum_dtype=getattr(torch, settings.sum_dtype),
+        sum_dtype=settings.least_sum_dtype,
     )
 
 

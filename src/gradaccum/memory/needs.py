@@ -98,21 +98,25 @@ def needs_of(
     )
 
 
-def held_bytes(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
+def held_bytes(
+    model: nn.Module, optimizers: Sequence[Optimizer], averages: Sequence[nn.Module] = ()
+) -> int:
     """Return the bytes of what a step uses that are there already.
 
     Args:
         model: Its parameters, buffers and gradients.
         optimizers: Their state, if they have stepped.
+        averages: Of the weights.
 
     Returns:
         Bytes.
     """
     parameters = list(model.parameters())
+    averaged = [t for one in averages for t in (*one.parameters(), *one.buffers())]
     gradients = [p.grad for p in parameters if p.grad is not None]
     states = [leaf for o in optimizers for one in o.state.values() for leaf in flat(one)]
     held = [leaf for leaf in states if isinstance(leaf, Tensor)]
-    return _bytes_of([*parameters, *model.buffers(), *gradients, *held])
+    return _bytes_of([*parameters, *model.buffers(), *gradients, *held, *averaged])
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -11,7 +11,7 @@ import torch
 from gradaccum.errors import ArgumentError
 from gradaccum.loss import Loss, losses
 from gradaccum.recipes.extras import import_extra
-from gradaccum.recipes.recipe import Recipe, adamw, chosen_device, dtype_of
+from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
 from gradaccum.recipes.settings import IMAGES, Settings
 from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
@@ -48,7 +48,8 @@ def build(settings: Settings) -> Recipe:
             got="mask_token None",
             remedy="Leave --tokenizer out to train one on the data.",
         )
-    model = _model(settings, tokenizer).to(chosen_device(settings), dtype_of(settings)).train()
+    model = _model(settings, tokenizer)
+    model = model.to(chosen_device(settings), settings.parameter_dtype).train()
     held_out = Masked(data.held_out, tokenizer, seed=settings.seed + 1)
 
     return Recipe(

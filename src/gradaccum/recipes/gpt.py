@@ -9,7 +9,7 @@ import torch
 
 from gradaccum.loss import Loss, losses
 from gradaccum.recipes.extras import import_extra
-from gradaccum.recipes.recipe import Recipe, adamw, chosen_device, dtype_of
+from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
 from gradaccum.recipes.settings import IMAGES, Settings
 from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
@@ -38,7 +38,7 @@ def build(settings: Settings) -> Recipe:
     default = None if settings.data is not None else _default_texts(settings)
     data = corpus(settings, texts_of(settings, default), vocab_size=_VOCABULARY)
     device = chosen_device(settings)
-    model = _model(settings, data.tokenizer).to(device, dtype_of(settings)).train()
+    model = _model(settings, data.tokenizer).to(device, settings.parameter_dtype).train()
 
     prompt = data.tokenizer(_PROMPT, add_special_tokens=False)["input_ids"]
     if settings.data is not None:

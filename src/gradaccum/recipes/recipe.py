@@ -139,11 +139,6 @@ def chosen_device(settings: Settings) -> torch.device:
     return device
 
 
-def dtype_of(settings: Settings) -> torch.dtype:
-    """Return the dtype of the parameters."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
-
-
 def adamw(model: nn.Module, settings: Settings) -> Optimizer:
     """Build a fused AdamW whose weight decay leaves biases and norms alone.
 

@@ -4,8 +4,10 @@ import tomllib
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gradaccum.errors import ArgumentError
@@ -19,6 +21,10 @@ ImageSize = Literal[32, 64, 128, 256]
 # What only recipes on text, or only those on images, can use.
 TEXT = frozenset({"text_field", "tokenizer", "model", "max_length", "micro_batch_tokens"})
 IMAGES = frozenset({"image_size", "spectral_norm"})
+
+_DTYPES: Mapping[Dtype, torch.dtype] = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16}
+)
 
 _CHOICES = (("memory", "micro_batch_size", "micro_batch_tokens"), ("steps", "epochs"))
 
@@ -109,6 +115,16 @@ class Settings(BaseModel):
     def sizes(self) -> int | dict[int, int]:
         """The effective batch size: a number, or sizes by the optimizer steps before each."""
         return parsed_sizes(self.effective_batch)
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        """What `dtype` names."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def least_sum_dtype(self) -> torch.dtype:
+        """What `sum_dtype` names."""
+        return _DTYPES[self.sum_dtype]
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:

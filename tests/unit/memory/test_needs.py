@@ -7,8 +7,11 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from gradaccum.memory import LiveBytes
+import gradaccum as ga
+from gradaccum.gradients import Gradients
+from gradaccum.memory import LiveBytes, held_bytes
 from gradaccum.memory.needs import needs_of
+from gradaccum.update import Update
 
 OPTIMIZERS = {
     "AdamW fused": partial(torch.optim.AdamW, fused=True),
@@ -131,3 +134,33 @@ def test_a_wrapper_is_looked_through():
     model = model_of()
     inner = torch.optim.AdamW(model.parameters())
     assert needs_of(model, [Wrapper(inner)]) == needs_of(model, [inner])
+
+
+def test_averages_are_needed_and_held():
+    model = model_of(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = ga.EMA(model)
+    size = sum(t.nbytes for t in (*average.parameters(), *average.buffers()))
+    plain, averaged = (needs_of(model, [optimizer], averages=a) for a in ((), [average]))
+    assert averaged.averages == averaged.least - plain.least == size
+    assert held_bytes(model, [optimizer], [average]) - held_bytes(model, [optimizer]) == size
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_update_from_sums_that_are_wider_than_their_parameters(momentum):
+    """They are rounded one after the other, and each wide one goes when it is."""
+    model = nn.Sequential(nn.Linear(60, 50), nn.Linear(50, 40)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, foreach=True)
+    needs = needs_of(model, [optimizer])
+    gradients, update = Gradients(model, [optimizer]), Update(optimizers=(optimizer,))
+    gradients.clear()
+    gradients.add(sum(p.float().square().sum() for p in model.parameters()))
+    meter = LiveBytes()
+    meter.follow(p.grad for p in model.parameters())
+    assert meter.live == needs.gradient_sums == 2 * needs.parameters
+    with meter:
+        update(gradients.tensors(), scales=[0.5], narrow=gradients.narrow)
+    held = needs.gradient_sums + needs.optimizer_state
+    assert meter.peak <= held + needs.update
+    if not momentum:  # else its state is there only when most of the sums are gone
+        assert meter.peak == held + needs.update
