@@ -1,15 +1,18 @@
 """A recipe that fits into the memory there is."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from gradaccum.cli.subject import free_budget, subject_of
+from gradaccum.cli.subject import free_budget, left_for, subject_of
 from gradaccum.errors import PredictionError
 from gradaccum.integrations.transformers import masks_as_in_earnest
 from gradaccum.levers import Levers, pulled
 from gradaccum.memory import Budget
 from gradaccum.planner import least_levers
+from gradaccum.recipes.objective import Objective
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings
+
+_NAMES = tuple(field.name for field in fields(Levers))
 
 
 def sized(settings: Settings, recipe: Recipe) -> Settings:
@@ -40,13 +43,22 @@ def with_levers(recipe: Recipe, settings: Settings) -> tuple[Recipe, Levers]:
     """
     if settings.memory is None or len(recipe.train) == 0:
         return recipe, Levers()
-    device = next(recipe.model.parameters()).device
-    subject = subject_of(recipe, settings, parking=device.type != "cpu", batches=0)
+    with masks_as_in_earnest():
+        found = [_least(recipe, objective, settings) for objective in recipe.trained]
+    # Blocks are the model's: what one objective needs is pulled for all.
+    levers = Levers(**{name: any(getattr(one, name) for one in found) for name in _NAMES})
+    losses = [pulled(levers, recipe.model, o.loss, o.chunked_loss) for o in recipe.trained]
+    each = [replace(o, loss=loss) for o, loss in zip(recipe.trained, losses, strict=True)]
+    return recipe.with_objectives(each), levers
+
+
+def _least(recipe: Recipe, objective: Objective, settings: Settings) -> Levers:
+    """Return as few levers as let the longest sample fit for one objective."""
+    parking = next(recipe.model.parameters()).device.type != "cpu"
+    subject = subject_of(recipe, objective, settings, parking=parking, batches=0)
     longest = 0 if subject.lengths is None else int(subject.lengths.argmax())
+    budget = left_for(recipe, objective, Budget.of(settings.memory or ""))
     try:
-        with masks_as_in_earnest():
-            levers = least_levers(subject, Budget.of(settings.memory), recipe.train[longest])
+        return least_levers(subject, budget, recipe.train[longest])
     except PredictionError:  # it cannot be told beforehand; probes will tell
-        return recipe, Levers()
-    loss = pulled(levers, recipe.model, recipe.loss, recipe.chunked_loss)
-    return replace(recipe, loss=loss), levers
+        return Levers()

@@ -58,7 +58,7 @@ def write_config(path: Path, settings: Settings, versions: dict[str, str]) -> No
     lines = [f"# {name} {version}" for name, version in versions.items()]
     for name, value in settings.model_dump(exclude_none=True).items():
         lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-    _replace(path, lambda aside: aside.write_text("\n".join(lines) + "\n", encoding="utf-8"))
+    write_file(path, lambda aside: aside.write_text("\n".join(lines) + "\n", encoding="utf-8"))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         value: What it holds.
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    _replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+    write_file(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -79,7 +79,7 @@ def write_text(path: Path, text: str) -> None:
         path: The file.
         text: What it holds.
     """
-    _replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+    write_file(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
@@ -100,7 +100,14 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     aside.rename(path)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    aside = path.with_name(f".{path.name}.partial")
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file aside, then put it in place. Its folder is made if it is not there.
+
+    Args:
+        path: The file.
+        write: Writes a file; the path that it gets ends as this one does.
+    """
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".partial-{path.name}")
     write(aside)
     aside.replace(path)

@@ -12,11 +12,12 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="gpt, bert, a TOML file such as the config.toml of a run, or module:factory.",
+        help="gpt, bert, gan, a TOML file such as the config.toml of a run, or module:factory.",
     ),
 ]
 Data = Annotated[
-    str | None, typer.Option(help="Text file, folder, glob, .jsonl, .csv or .parquet.")
+    str | None,
+    typer.Option(help="Text file, folder, glob, .jsonl, .csv or .parquet; for gan, of images."),
 ]
 TextField = Annotated[str | None, typer.Option(help="Column or key that holds the text.")]
 Tokenizer = Annotated[
@@ -27,6 +28,12 @@ Model = Annotated[
 ]
 MaxLength = Annotated[
     int | None, typer.Option(help="Longest sample in tokens; longer ones are cut.")
+]
+ImageSize = Annotated[
+    int | None, typer.Option(help="Pixels of a side of an image: 32, 64, 128 or 256.")
+]
+SpectralNorm = Annotated[
+    bool | None, typer.Option("--spectral-norm", help="Normalize the discriminator's weights.")
 ]
 EffectiveBatch = Annotated[
     str | None,

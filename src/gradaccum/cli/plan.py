@@ -14,6 +14,8 @@ def plan(
     tokenizer: options.Tokenizer = None,
     model: options.Model = None,
     max_length: options.MaxLength = None,
+    image_size: options.ImageSize = None,
+    spectral_norm: options.SpectralNorm = None,
     memory: options.Memory = None,
     effective_batch: options.EffectiveBatch = None,
     dtype: options.ParameterDtype = None,

@@ -10,11 +10,18 @@ from rich.text import Text
 
 from gradaccum.cli.clock import seconds_per_flop
 from gradaccum.cli.folder import choose_folder, write_json
-from gradaccum.cli.subject import built, free_budget, largest_batch, subject_of, told_budget
+from gradaccum.cli.subject import (
+    built,
+    free_budget,
+    largest_batch,
+    left_for,
+    subject_of,
+    told_budget,
+)
 from gradaccum.cli.targets import Build
 from gradaccum.errors import ArgumentError
 from gradaccum.integrations.transformers import masks_as_in_earnest
-from gradaccum.planner import plan
+from gradaccum.planner import Plan, plan
 from gradaccum.recipes.settings import Settings
 from gradaccum.report.frontier import as_json, caps_table, draw, frontier_tables, parts_table
 from gradaccum.units import binary
@@ -38,17 +45,45 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
     with console.status("preparing data and model ..."):
         recipe = built(build, settings.model_copy(update={"device": "cpu"}))
     budget = budget or free_budget(recipe, device)
-    subject = subject_of(recipe, settings, parking=device.type != "cpu", batches=_BATCHES)
-    with console.status("predicting ..."), masks_as_in_earnest():
-        clock = partial(seconds_per_flop, subject, device) if there else None
-        made = plan(subject, budget, clock=clock)
+    every = {}
+    for objective in recipe.trained:
+        subject = subject_of(
+            recipe, objective, settings, parking=device.type != "cpu", batches=_BATCHES
+        )
+        with console.status("predicting ..."), masks_as_in_earnest():
+            clock = partial(seconds_per_flop, subject, device) if there else None
+            every[objective.name] = plan(subject, left_for(recipe, objective, budget), clock=clock)
     lengths = _shown_lengths(subject.lengths)
+    for name, made in every.items():
+        heading = f"{settings.recipe} {name}".strip()
+        _print(made, f"{heading} on {device}", settings, lengths, console)
+    if not there:
+        console.print(
+            f"There is no {device} here: time is told in floating-point operations. The way to "
+            "the host and back, of what is parked, is not in it."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {name: as_json(made, lengths) for name, made in every.items()}
+    write_json(folder / "plan.json", {"recipe": settings.recipe} | told.get("", told))
+    try:
+        for name, made in every.items():
+            draw(made, folder / f"frontier{name and '-'}{name}.png")
+    except ModuleNotFoundError:
+        console.print("No picture, since matplotlib is not installed.")
+    console.print(Text(f"plan: {folder}"), soft_wrap=True)
+
+
+def _print(
+    made: Plan, heading: str, settings: Settings, lengths: list[int], console: Console
+) -> None:
+    """Print a plan."""
     batch = largest_batch(settings)
     which = f" (the largest of {told})" if isinstance(told := settings.effective_batch, str) else ""
     console.print(
         Text(
-            f"{settings.recipe} on {device}, {binary(budget.bytes)}, effective batch "
-            f"{batch:,}{which}: {made.chosen.micro_batches:.1f} accumulation steps, "
+            f"{heading}, {binary(made.budget.bytes)}, "
+            f"effective batch {batch:,}{which}: "
+            f"{made.chosen.micro_batches:.1f} accumulation steps, "
             f"{100 * made.chosen.real_share:.1f}% of the computed tokens real\n"
         ),
         soft_wrap=True,
@@ -57,18 +92,6 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
         console.print(table)
         console.print()
     console.print(Text(made.reason), soft_wrap=True)
-    if not there:
-        console.print(
-            f"There is no {device} here: time is told in floating-point operations. The way to "
-            "the host and back, of what is parked, is not in it."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "plan.json", {"recipe": settings.recipe} | as_json(made, lengths))
-    try:
-        draw(made, folder / "frontier.png")
-    except ModuleNotFoundError:
-        console.print("No picture, since matplotlib is not installed.")
-    console.print(Text(f"plan: {folder}"), soft_wrap=True)
 
 
 def _device(settings: Settings) -> torch.device:

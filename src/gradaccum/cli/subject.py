@@ -9,9 +9,10 @@ from gradaccum.cli.targets import Build
 from gradaccum.collate import collate_function
 from gradaccum.errors import ArgumentError
 from gradaccum.feed import Feed
-from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
+from gradaccum.memory import Budget, held_bytes, needs_of, require_within, usable_bytes
 from gradaccum.planner import Subject
 from gradaccum.prepared import Prepared
+from gradaccum.recipes.objective import Objective
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings
 
@@ -40,11 +41,14 @@ def built(build: Build, settings: Settings) -> Recipe:
     return recipe
 
 
-def subject_of(recipe: Recipe, settings: Settings, *, parking: bool, batches: int) -> Subject:
-    """Return what is planned: the recipe's parts, and its first effective batches.
+def subject_of(
+    recipe: Recipe, objective: Objective, settings: Settings, *, parking: bool, batches: int
+) -> Subject:
+    """Return what is planned: a recipe's parts, and its first effective batches.
 
     Args:
         recipe: The recipe.
+        objective: The one of its objectives that is planned.
         settings: Of the run.
         parking: Whether tensors can be parked in host memory.
         batches: How many effective batches.
@@ -65,16 +69,16 @@ def subject_of(recipe: Recipe, settings: Settings, *, parking: bool, batches: in
             seed=settings.seed,
             steps=batches,
         )
-        found = [Prepared.of(batch, length, recipe.weigh) for batch in order]
+        found = [Prepared.of(batch, length, objective.weigh) for batch in order]
     return Subject(
         model=recipe.model,
-        optimizers=[recipe.optimizer],
-        loss=recipe.loss,
-        chunked_loss=recipe.chunked_loss,
+        optimizers=[objective.optimizer],
+        loss=objective.loss,
+        chunked_loss=objective.chunked_loss,
         feed=Feed(collate=recipe.collate or collate_function(recipe.pad), length=length),
         batches=found,
         lengths=told,
-        weigh=recipe.weigh,
+        weigh=objective.weigh,
         parking=parking,
         sum_dtype=settings.least_sum_dtype,
     )
@@ -132,5 +136,23 @@ def free_budget(recipe: Recipe, device: torch.device) -> Budget:
     Returns:
         The budget, in whole MiB, so that it can be named again.
     """
-    held = held_bytes(recipe.model, [recipe.optimizer])
+    held = held_bytes(recipe.model, [one.optimizer for one in recipe.trained])
     return Budget(bytes=usable_bytes(device, held=held) // 2**20 * 2**20)
+
+
+def left_for(recipe: Recipe, objective: Objective, budget: Budget) -> Budget:
+    """Return what an objective may use beside the others.
+
+    Args:
+        recipe: The recipe.
+        objective: One of its objectives.
+        budget: For all of them.
+
+    Returns:
+        The budget without what is held while this one steps and is none of its own: the state of
+        the other optimizers. Their gradient sums are not there by then.
+    """
+    others = [one.optimizer for one in recipe.trained if one.name != objective.name]
+    if not others:
+        return budget
+    return Budget(bytes=max(1, budget.bytes - needs_of(recipe.model, others).optimizer_state))

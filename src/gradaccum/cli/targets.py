@@ -10,7 +10,7 @@ from gradaccum.errors import ArgumentError
 from gradaccum.recipes.recipe import Recipe
 from gradaccum.recipes.settings import Settings, nearest, read_toml, settings
 
-RECIPES = ("gpt", "bert")
+RECIPES = ("gpt", "bert", "gan")
 PATHS = ("data", "tokenizer", "model")
 
 Build = Callable[[Settings], Recipe]
@@ -31,6 +31,7 @@ def resolve(target: str, told: dict[str, Any], *, command: str = "train") -> tup
         ArgumentError: There is no such recipe, or a file names none.
     """
     entries: dict[str, Any] = {}
+    unused: frozenset[str] = frozenset()
     call = f"{command} {target}"
     if target.endswith(".toml"):
         entries = read_toml(Path(target))
@@ -46,7 +47,7 @@ def resolve(target: str, told: dict[str, Any], *, command: str = "train") -> tup
         build, defaults = _imported(target), {}
     elif target in RECIPES:
         module = importlib.import_module(f"gradaccum.recipes.{target}")
-        build, defaults = module.build, module.DEFAULTS
+        build, defaults, unused = module.build, module.DEFAULTS, module.UNUSED
     else:
         raise ArgumentError(
             call,
@@ -56,7 +57,8 @@ def resolve(target: str, told: dict[str, Any], *, command: str = "train") -> tup
         )
     entries.pop("recipe", None)
     told = {key: _whole_path(key, value) if key in PATHS else value for key, value in told.items()}
-    return build, settings({**defaults, "recipe": target}, entries, told, call=call)
+    defaults = {**defaults, "recipe": target}
+    return build, settings(defaults, entries, told, call=call, unused=unused)
 
 
 def _whole_path(key: str, value: str) -> str:

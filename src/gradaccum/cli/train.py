@@ -16,6 +16,8 @@ def train(
     tokenizer: options.Tokenizer = None,
     model: options.Model = None,
     max_length: options.MaxLength = None,
+    image_size: options.ImageSize = None,
+    spectral_norm: options.SpectralNorm = None,
     effective_batch: options.EffectiveBatch = None,
     memory: options.Memory = None,
     micro_batch_size: Annotated[

@@ -10,15 +10,16 @@ import torch
 
 from gradaccum.errors import ArgumentError
 from gradaccum.loss import Loss, losses
+from gradaccum.recipes.extras import import_extra
 from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
-from gradaccum.recipes.settings import Settings
+from gradaccum.recipes.settings import IMAGES, Settings
 from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
 from gradaccum.recipes.text.entropy import unigram_entropy
-from gradaccum.recipes.text.extras import import_extra
 from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
 DEFAULTS = MappingProxyType({"steps": 400, "lr": 2e-3, "max_length": 256})
+UNUSED = IMAGES
 _VOCABULARY = 2048
 _SHARE = 0.15  # of tokens to be predicted, as in BERT (arXiv:1810.04805)
 _SHOWN, _SHOWN_TOKENS = 4, 60

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from gradaccum.loss import Loss, losses
+from gradaccum.recipes.extras import import_extra
 from gradaccum.recipes.recipe import Recipe, adamw, chosen_device
-from gradaccum.recipes.settings import Settings
+from gradaccum.recipes.settings import IMAGES, Settings
 from gradaccum.recipes.text import stdlib
 from gradaccum.recipes.text.corpus import corpus, texts_of
 from gradaccum.recipes.text.entropy import unigram_entropy
-from gradaccum.recipes.text.extras import import_extra
 from gradaccum.recipes.text.pretrained import load_pretrained, save_pretrained
 
 DEFAULTS = MappingProxyType({"steps": 240, "lr": 3e-3})
+UNUSED = IMAGES
 _VOCABULARY = 2048
 _LONG = 2048  # tokens: 998 of 1,000 functions are shorter
 _PROMPT = "def "

@@ -1,7 +1,7 @@
 """What a training run is told: one flat record, from the command line or a TOML file."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,11 @@ from gradaccum.sizes import LrRule, parsed_sizes
 
 Scheduler = Literal["cosine", "linear", "constant"]
 Dtype = Literal["float32", "bfloat16"]
+ImageSize = Literal[32, 64, 128, 256]
+
+# What only recipes on text, or only those on images, can use.
+TEXT = frozenset({"text_field", "tokenizer", "model", "max_length", "micro_batch_tokens"})
+IMAGES = frozenset({"image_size", "spectral_norm"})
 
 _DTYPES: Mapping[Dtype, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,11 +34,14 @@ class Settings(BaseModel):
 
     Attributes:
         recipe: Name of a recipe, or ``module:factory``.
-        data: The user's own files; by default text that the running Python brings along.
+        data: The user's own files; by default text that the running Python brings along, or
+            photographs that scikit-image does.
         text_field: Column of tables and JSON lines that holds the text.
         tokenizer: Folder or name of a tokenizer; by default one is trained on the data.
         model: Folder or name of a pretrained model; by default a small new one.
         max_length: Longest sample in tokens; longer ones are cut into pieces.
+        image_size: Pixels of a side of an image, for recipes on images; by default 64.
+        spectral_norm: Whether the discriminator of a GAN has its weights normalized.
         effective_batch: Samples whose gradients make one optimizer step; ``"64,1000:256"`` is 64
             at first, and 256 after 1000 optimizer steps.
         lr_rule: How the learning rate follows that size: ``"linear"`` or ``"sqrt"`` of its ratio to
@@ -64,6 +72,8 @@ class Settings(BaseModel):
     tokenizer: str | None = None
     model: str | None = None
     max_length: int = Field(512, ge=3)
+    image_size: ImageSize | None = None
+    spectral_norm: bool | None = None
     effective_batch: int | str = 64
     lr_rule: LrRule = "none"
     memory: str | None = None
@@ -126,7 +136,10 @@ class Settings(BaseModel):
 
 
 def settings(
-    defaults: Mapping[str, Any], *sources: Mapping[str, Any], call: str = "settings"
+    defaults: Mapping[str, Any],
+    *sources: Mapping[str, Any],
+    call: str = "settings",
+    unused: Collection[str] = (),
 ) -> Settings:
     """Build settings; later sources win.
 
@@ -134,12 +147,13 @@ def settings(
         defaults: A recipe's own defaults.
         sources: A file's entries, then those of the command line.
         call: Where they came from, for messages.
+        unused: What the recipe has no use for.
 
     Returns:
         The settings.
 
     Raises:
-        ArgumentError: A key is unknown or a value is not possible.
+        ArgumentError: A key is unknown or of no use to the recipe, or a value is not possible.
     """
     merged = dict(defaults)
     for source in sources:
@@ -150,6 +164,14 @@ def settings(
                     expected=f"one of {', '.join(Settings.model_fields)}",
                     got=repr(key),
                     remedy=nearest(key, list(Settings.model_fields)),
+                )
+            # A default may stand: the config.toml of a run names all that is not None.
+            if key in unused and value != Settings.model_fields[key].default:
+                raise ArgumentError(
+                    f"{call}: {key}",
+                    expected="settings that this recipe uses",
+                    got=f"{key} = {value!r}",
+                    remedy="Leave it out.",
                 )
             for choice in _CHOICES:
                 if key in choice:

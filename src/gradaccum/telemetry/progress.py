@@ -1,7 +1,7 @@
 """A live display of training: where it is, how fast, and what the last step did."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
+Reports = dict[str, StepReport]
 
 _LINE_SECONDS = 10.0  # between lines where there is no terminal to draw on
 
@@ -26,7 +27,7 @@ class Reporting(Protocol):
 
 def track(
     batches: Iterable[T],
-    accumulator: Reporting | None = None,
+    accumulator: Reporting | Mapping[str, Reporting] | None = None,
     *,
     total: int | None = None,
     console: "Console | None" = None,
@@ -35,7 +36,8 @@ def track(
 
     Args:
         batches: Any iterable; effective batches, as a rule.
-        accumulator: Its last report is shown beside the bar.
+        accumulator: Its last report is shown beside the bar; or several by name, which each step
+            on every effective batch: the loss of each is shown.
         total: How many there are; by default ``len(batches)``, if it has a length.
         console: Where to draw; by default the terminal.
 
@@ -49,17 +51,17 @@ def track(
     display = _Live(console, total) if console.is_terminal else _Lines(console, total)
     pace = _Pace()
     with display:
-        shown: StepReport | None = None
+        shown: Reports = {}
         for done, item in enumerate(batches, start=1):
             went_on = False
             try:
                 yield item
                 went_on = True
             finally:
-                report = None if accumulator is None else accumulator.report
-                if went_on or report is not shown:  # on a break: the step before it, if any
-                    display.show(done, _facts(report, pace))
-                    shown = report
+                reports = _reports(accumulator)
+                if went_on or reports != shown:  # on a break: the step before it, if any
+                    display.show(done, _facts(reports, pace))
+                    shown = reports
 
 
 def _length(batches: Iterable[Any]) -> int | None:
@@ -69,39 +71,53 @@ def _length(batches: Iterable[Any]) -> int | None:
         return None
 
 
+def _reports(accumulator: Reporting | Mapping[str, Reporting] | None) -> Reports:
+    """Return the last reports by name; the name of a lone one is that of its loss."""
+    if accumulator is None:
+        return {}
+    each = accumulator if isinstance(accumulator, Mapping) else {"": accumulator}
+    reports = {name or "loss": one.report for name, one in each.items()}
+    return {name: report for name, report in reports.items() if report is not None}
+
+
 class _Pace:
     """Tokens per second over the last steps, real tokens only; samples where none are known."""
 
     def __init__(self) -> None:
-        self._seen: deque[StepReport] = deque(maxlen=10)
+        self._seen: deque[Reports] = deque(maxlen=10)
         self.samples = 0
 
-    def of(self, report: StepReport) -> str:
-        if not self._seen or self._seen[-1] is not report:
-            self._seen.append(report)
-            self.samples += report.samples
-        seconds = sum(one.seconds for one in self._seen) or 1e-9
-        if tokens := sum(one.tokens for one in self._seen):
+    def of(self, reports: Reports) -> str:
+        if not self._seen or self._seen[-1] != reports:
+            self._seen.append(reports)
+            self.samples += _last(reports).samples
+        every = [report for seen in self._seen for report in seen.values()]
+        seconds = sum(report.seconds for report in every) or 1e-9
+        batches = [_last(seen) for seen in self._seen]  # each has the samples of its batch
+        if tokens := sum(report.tokens for report in batches):
             return f"{count(tokens / seconds)} tokens/s"
-        return f"{count(sum(one.samples for one in self._seen) / seconds)} samples/s"
+        return f"{count(sum(report.samples for report in batches) / seconds)} samples/s"
 
 
-def _facts(report: StepReport | None, pace: _Pace) -> list[str]:
-    if report is None:
+def _last(reports: Reports) -> StepReport:
+    return list(reports.values())[-1]
+
+
+def _facts(reports: Reports, pace: _Pace) -> list[str]:
+    if not reports:
         return []
-    rate = pace.of(report)
+    rate, last = pace.of(reports), _last(reports)
     facts = [
-        f"loss {report.loss:.4f}",
-        f"lr {report.lr:.2e}",
+        *(f"{name} {report.loss:.4f}" for name, report in reports.items()),
+        f"lr {last.lr:.2e}",
         rate,
         f"{count(pace.samples)} samples",
-        f"{report.micro_batches} micro-batches",
+        f"{max(report.micro_batches for report in reports.values())} micro-batches",
     ]
-    if report.padded_tokens:
-        facts.append(f"{share(report.padding)} padding")
-    if not report.outcome.stepped:
-        facts.append(str(report.outcome))
-    return facts
+    if last.padded_tokens:
+        facts.append(f"{share(last.padding)} padding")
+    outcomes = {report.outcome: None for report in reports.values()}
+    return [*facts, *(str(outcome) for outcome in outcomes if not outcome.stepped)]
 
 
 class _Live:

@@ -49,6 +49,28 @@ def test_shows_the_facts_of_the_last_step(terminal):
     assert "2/2" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_shows_the_loss_of_each_of_several(terminal):
+    reports = {
+        "discriminator": report(loss=1.25, tokens=0, padded_tokens=0, seconds=0.3),
+        "generator": report(loss=0.75, tokens=0, padded_tokens=0, seconds=0.1, micro_batches=3),
+        "not yet": None,
+    }
+    each = {name: SimpleNamespace(report=one) for name, one in reports.items()}
+    _, text = drawn([1], each, terminal=terminal)
+    assert "discriminator 1.2500  generator 0.7500  lr 3.00e-04" in text
+    assert "160 samples/s  64 samples  12 micro-batches" in text, "the same 64, in both times"
+    assert "not yet" not in text
+
+
+def test_several_of_which_one_was_skipped():
+    reports = [report(), report(outcome=ga.Outcome.SKIPPED_EMPTY), report()]
+    each = {str(k): SimpleNamespace(report=one) for k, one in enumerate(reports)}
+    _, text = drawn([1], each, terminal=False)
+    assert text.count("skipped_empty") == 1
+    assert "stepped" not in text
+
+
 def test_samples_per_second_where_no_tokens_are_known():
     source = SimpleNamespace(report=report(tokens=0, padded_tokens=0))
     _, text = drawn([1], source, terminal=False)

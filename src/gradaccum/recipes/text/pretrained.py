@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gradaccum.errors import ArgumentError, DataError
-from gradaccum.recipes.text.extras import import_extra
+from gradaccum.recipes.extras import import_extra
 
 
 def load_pretrained(kind: str, name: str, *, tokenizer: Any, max_length: int) -> Any:

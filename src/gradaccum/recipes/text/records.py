@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from gradaccum.errors import DataError
-from gradaccum.recipes.text.extras import import_extra
+from gradaccum.recipes.extras import import_extra
 
 Record = Mapping[str, object]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradaccum.errors import ArgumentError, DataError
-from gradaccum.recipes.text.extras import import_extra
+from gradaccum.recipes.extras import import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast

@@ -6,12 +6,13 @@ from types import ModuleType
 from gradaccum.errors import ArgumentError
 
 
-def import_extra(name: str, *, call: str) -> ModuleType:
-    """Import a package of the ``recipes`` extra, or say how to install it.
+def import_extra(name: str, *, call: str, extra: str = "recipes") -> ModuleType:
+    """Import a package of an extra, or say how to install it.
 
     Args:
-        name: The package: ``"transformers"``, ``"tokenizers"`` or ``"datasets"``.
+        name: The package, or a module in it: ``"transformers"``, ``"PIL.Image"``.
         call: What the user called, for the error.
+        extra: Brings the package.
 
     Returns:
         The imported package.
@@ -23,11 +24,11 @@ def import_extra(name: str, *, call: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != name.partition(".")[0]:
             raise
         raise ArgumentError(
             call,
-            expected=f"the package {name}",
+            expected=f"the package {error.name}",
             got="an installation without it",
-            remedy="Install it: pip install 'gradaccum[recipes]'.",
+            remedy=f"Install it: pip install 'gradaccum[{extra}]'.",
         ) from error
