@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from gradaccum.batch import WeighFunction
+from gradaccum.dtypes import Masters
 from gradaccum.engine import Engine, Nonfinite, Phase
 from gradaccum.errors import ArgumentError, PhaseError
 from gradaccum.feed import Feed
@@ -52,6 +53,7 @@ class Accumulator:
             per update, and only then.
         scaler: Scales losses of half precision.
         sum_dtype: The least of gradient sums.
+        masters: What parameters of fewer bits than that are updated by.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Accumulator:
         averages: Sequence[tuple[AveragedModel, nn.Module]] = (),
         scaler: GradScaler | None = None,
         sum_dtype: torch.dtype = torch.float32,
+        masters: Masters = Masters.NONE,
     ) -> None:
         sync, runner = sync or LocalSync(), runner or InTurn()
         self._engine = Engine(
@@ -82,6 +85,7 @@ class Accumulator:
             nonfinite=nonfinite,
             scaler=scaler,
             sum_dtype=sum_dtype,
+            masters=masters,
         )
         self._loop = OwnLoop(self._engine, sync)
         self._whole: WholeBatch | None = None
@@ -95,6 +99,7 @@ class Accumulator:
                     model,
                     update.optimizers,
                     sum_dtype=sum_dtype,
+                    masters=masters,
                     averages=[average for average, _ in averages],
                 ),
                 loss=loss,

@@ -139,6 +139,45 @@ def check_precision(scaler: object, sum_dtype: object) -> None:
         )
 
 
+def check_masters(master_weights: object, stochastic_rounding: object, sum_dtype: object) -> None:
+    """Refuse wide copies of parameters that contradict what is beside them.
+
+    Args:
+        master_weights: What the user passed.
+        stochastic_rounding: Beside it.
+        sum_dtype: The least of gradient sums.
+
+    Raises:
+        ArgumentError: They contradict each other.
+    """
+    given = {"master_weights": master_weights, "stochastic_rounding": stochastic_rounding}
+    asked = [name for name, value in given.items() if value]
+    told = ", ".join(f"{name}={given[name]!r}" for name in asked)
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(
+                f"accumulator({name}={value!r})",
+                expected="True or False",
+                got=repr(value),
+                remedy="Pass True to update parameters of 16 bits in float32.",
+            )
+    if len(asked) == 2:
+        raise ArgumentError(
+            f"accumulator({told})",
+            expected="one of the two",
+            got="both",
+            remedy="Keep float32 copies, with master_weights, or do without them by rounding at "
+            "random, with stochastic_rounding.",
+        )
+    if asked and sum_dtype in (torch.float16, torch.bfloat16):
+        raise ArgumentError(
+            f"accumulator({told}, sum_dtype={sum_dtype})",
+            expected="gradient sums as wide as the copies",
+            got="sums of 16 bits",
+            remedy="Leave sum_dtype out for torch.float32.",
+        )
+
+
 def check_schedulers(schedulers: Sequence[LRScheduler], optimizers: Sequence[Optimizer]) -> None:
     """Refuse a scheduler of an optimizer that is not here.
 

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from gradaccum.accumulator import Accumulator
 from gradaccum.arguments import (
     all_of,
+    check_masters,
     check_model,
     check_optimizers,
     check_precision,
@@ -26,6 +27,7 @@ from gradaccum.batch import LengthFunction, WeighFunction, default_length
 from gradaccum.choices import require_one_of
 from gradaccum.collate import CollateFunction, collate_function
 from gradaccum.dataset import Last
+from gradaccum.dtypes import Masters
 from gradaccum.ema import EMA
 from gradaccum.engine import Nonfinite
 from gradaccum.errors import ArgumentError
@@ -61,6 +63,8 @@ def accumulator(
     nonfinite: Nonfinite = "raise",
     scaler: GradScaler | None = None,
     sum_dtype: torch.dtype = torch.float32,
+    master_weights: bool = False,
+    stochastic_rounding: bool = False,
     ema: AveragedModel | Sequence[AveragedModel] | None = None,
 ) -> Accumulator:
     """Build an accumulator.
@@ -99,6 +103,11 @@ def accumulator(
             is driven once per effective batch: leave its methods alone.
         sum_dtype: The least of gradient sums; those of wider parameters are as wide as they are.
             Parameters of 16 bits need ``torch.float32`` to lose nothing that is added.
+        master_weights: Whether parameters of 16 bits are updated by float32 copies, so that small
+            updates are not lost: 4 bytes a parameter more, and optimizer state in float32. Build
+            the accumulator before ``optimizer.load_state_dict``.
+        stochastic_rounding: Whether parameters of bfloat16 are updated in float32 and rounded up or
+            down at random, in place of copies that are kept.
         ema: `gradaccum.EMA`, torch's `AveragedModel` of `model`, or several; moved once per update.
 
     Returns:
@@ -116,6 +125,7 @@ def accumulator(
     require_one_of("verify", verify, get_args(Verified), call="accumulator")
     require_one_of("nonfinite", nonfinite, get_args(Nonfinite), call="accumulator")
     check_precision(scaler, sum_dtype)
+    check_masters(master_weights, stochastic_rounding, sum_dtype)
     if nonfinite == "drop_micro_batch" and weigh is not None:
         raise ArgumentError(
             'accumulator(nonfinite="drop_micro_batch", weigh=...)',
@@ -166,6 +176,7 @@ def accumulator(
         averages=[(one, one.source if isinstance(one, EMA) else model) for one in averages],
         scaler=scaler,
         sum_dtype=sum_dtype,
+        masters=Masters.of(master_weights, stochastic_rounding),
     )
 
 

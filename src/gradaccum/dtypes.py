@@ -1,9 +1,26 @@
-"""In which dtype gradients are summed."""
+"""In which dtypes gradients are summed, and parameters are updated."""
+
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Masters(Enum):
+    """What a parameter of fewer bits than its gradient sum is updated by."""
+
+    NONE = auto()  # itself: sums are rounded to its dtype
+    KEPT = auto()  # a wide copy that is kept, and rounded to it
+    PASSING = auto()  # a wide copy for the time of the step, rounded to it at random
+
+    @classmethod
+    def of(cls, master_weights: bool, stochastic_rounding: bool) -> "Masters":
+        """Return what a user asks for, by at most one of the two."""
+        if master_weights:
+            return cls.KEPT
+        return cls.PASSING if stochastic_rounding else cls.NONE
 
 
 def narrower_than(least: torch.dtype) -> frozenset[torch.dtype]:

@@ -6,6 +6,7 @@ IDLE --begin--> SUMMING --close--> CLOSING --> IDLE
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import hypot, isfinite
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from gradaccum.dtypes import Masters
 from gradaccum.errors import LossError, NonFiniteError, PhaseError
 from gradaccum.gradients import Gradients
 from gradaccum.loss import Tally, Terms
 from gradaccum.loss_scale import LossScale
+from gradaccum.master_weights import MasterWeights
 from gradaccum.outcome import Counters, Outcome, StepReport
 from gradaccum.protocols import GradientSync
 from gradaccum.update import Update, advance
@@ -72,6 +75,7 @@ class Engine:
         nonfinite: What a gradient that is not finite does.
         scaler: Scales losses, so that gradients of half precision do not vanish.
         sum_dtype: The least of gradient sums.
+        masters: What parameters of fewer bits than that are updated by.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Engine:
         nonfinite: Nonfinite,
         scaler: GradScaler | None = None,
         sum_dtype: torch.dtype = torch.float32,
+        masters: Masters = Masters.NONE,
     ) -> None:
         self._update, self._schedulers = update, tuple(schedulers)
         self._averages = tuple(averages)
@@ -93,6 +98,9 @@ class Engine:
         if scaler is not None and scaler.is_enabled():
             self._loss_scale = LossScale(scaler, update.optimizers[0])
         self._gradients = Gradients(model, update.optimizers, sum_dtype)
+        self._masters: MasterWeights | None = None
+        if masters is not Masters.NONE:
+            self._masters = MasterWeights(update.optimizers, masters, sum_dtype)
         self._done = Counters()
         self.phase = Phase.IDLE
         self.opened: Opened | None = None
@@ -220,12 +228,7 @@ class Engine:
         if self._loss_scale is not None and scaled is not None and outcome in _SETTLED:
             self._loss_scale.settle(overflow=not outcome.stepped, device=scaled.device)
         if outcome.stepped:
-            self._update(
-                sums,
-                scales=self._update.scales(divisor=divisor, norms=numbers),
-                lr_scale=opened.lr_scale,
-                narrow=self._gradients.narrow if self._gradients.wide else None,
-            )
+            self._move(sums, self._update.scales(divisor=divisor, norms=numbers), opened.lr_scale)
         self._done = self._done.after(
             outcome=outcome,
             micro_batches=opened.micro_batches,
@@ -249,6 +252,15 @@ class Engine:
             terms=mean.terms,
         )
         return self.report
+
+    def _move(self, sums: Sequence[list[Tensor]], scales: Sequence[float], lr_scale: float) -> None:
+        """Step the optimizers, by float32 copies of 16-bit parameters if there are any."""
+        masters, narrow = self._masters, None
+        if masters is None and self._gradients.wide:
+            narrow = self._gradients.narrow
+        step = self._done.optimizer_steps
+        with nullcontext() if masters is None else masters.in_place(step):
+            self._update(sums, scales=scales, lr_scale=lr_scale, narrow=narrow)
 
     def drop(self) -> None:
         """Free the gradient sums and hold nothing."""

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from gradaccum.dtypes import sum_dtype_of
+from gradaccum.dtypes import Masters, sum_dtype_of
 from gradaccum.errors import GradaccumError, PredictionError
 from gradaccum.feed import Feed
 from gradaccum.levers import Levers, pulled
@@ -60,6 +60,7 @@ class FakeTrial:
         prepared: Where samples are taken from.
         levers: Pulled on the copy.
         sum_dtype: The least of gradient sums.
+        masters: What parameters of fewer bits than that are updated by.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class FakeTrial:
         chunked_loss: LossFunction | None = None,
         levers: Levers | None = None,
         sum_dtype: torch.dtype = torch.float32,
+        masters: Masters = Masters.NONE,
     ) -> None:
-        self._real, self._optimizers, self._sum_dtype = model, tuple(optimizers), sum_dtype
+        self._real, self._optimizers = model, tuple(optimizers)
+        self._sum_dtype, self._masters = sum_dtype, masters
         self._feed, self._prepared = feed, prepared
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)  # a loss may close over tensors
         with FakeCopyMode(self._fake):
@@ -104,7 +107,9 @@ class FakeTrial:
 
     def needs(self) -> Needs:
         """Return what is held whatever the size of a micro-batch."""
-        return needs_of(self._real, self._optimizers, sum_dtype=self._sum_dtype)
+        return needs_of(
+            self._real, self._optimizers, sum_dtype=self._sum_dtype, masters=self._masters
+        )
 
     def probe(self, positions: np.ndarray, budget: Budget | None = None) -> Probe:
         """Return what a micro-batch of the samples at these positions needs.

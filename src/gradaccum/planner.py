@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradaccum.batch import WeighFunction
-from gradaccum.dtypes import sum_dtype_of
+from gradaccum.dtypes import Masters, sum_dtype_of
 from gradaccum.errors import SampleTooLargeError
 from gradaccum.fake_trial import FakeTrial
 from gradaccum.feed import Feed
@@ -47,6 +47,7 @@ class Subject:
         weigh: Weight of a sample, by term of the loss, where there are several.
         parking: Whether the device has a host to park tensors on.
         sum_dtype: The least of gradient sums.
+        masters: What parameters of fewer bits than that are updated by.
     """
 
     model: nn.Module
@@ -59,6 +60,7 @@ class Subject:
     weigh: WeighFunction | None = None
     parking: bool = False
     sum_dtype: torch.dtype = torch.float32
+    masters: Masters = Masters.NONE
 
     @property
     def longest(self) -> int:
@@ -77,6 +79,8 @@ class Subject:
         """Return what sums may be: what is asked for, then no wider than 16-bit parameters are."""
         trained = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
         narrow = {p.dtype for p in trained if sum_dtype_of(p, self.sum_dtype) != p.dtype}
+        if self.masters is not Masters.NONE:  # they step with the sums as they are
+            return [self.sum_dtype]
         return [self.sum_dtype, *sorted(narrow, key=str)[:1]]
 
     def trial(
@@ -95,6 +99,7 @@ class Subject:
             prepared=prepared or self.batches[0],
             levers=levers,
             sum_dtype=sum_dtype or self.sum_dtype,
+            masters=self.masters,
         )
 
 

@@ -57,7 +57,7 @@ def _least(recipe: Recipe, objective: Objective, settings: Settings) -> Levers:
     parking = next(recipe.model.parameters()).device.type != "cpu"
     subject = subject_of(recipe, objective, settings, parking=parking, batches=0)
     longest = 0 if subject.lengths is None else int(subject.lengths.argmax())
-    budget = left_for(recipe, objective, Budget.of(settings.memory or ""))
+    budget = left_for(recipe, objective, settings, Budget.of(settings.memory or ""))
     try:
         return least_levers(subject, budget, recipe.train[longest])
     except PredictionError:  # it cannot be told beforehand; probes will tell

@@ -48,6 +48,14 @@ SumDtype = Annotated[
     Dtype | None,
     typer.Option(help="The least of gradient sums: float32, which loses nothing, or bfloat16."),
 ]
+MasterWeights = Annotated[
+    bool | None,
+    typer.Option("--master-weights", help="Update 16-bit parameters by float32 copies."),
+]
+StochasticRounding = Annotated[
+    bool | None,
+    typer.Option("--stochastic-rounding", help="Or round their updates up or down at random."),
+]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same run.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder that is made; else runs/ or plans/RECIPE-TIME.")

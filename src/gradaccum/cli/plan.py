@@ -20,6 +20,8 @@ def plan(
     effective_batch: options.EffectiveBatch = None,
     dtype: options.ParameterDtype = None,
     sum_dtype: options.SumDtype = None,
+    master_weights: options.MasterWeights = None,
+    stochastic_rounding: options.StochasticRounding = None,
     seed: options.Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda, here or elsewhere; else an accelerator if any.")

@@ -52,7 +52,9 @@ def run_plan(build: Build, settings: Settings, out: Path | None) -> None:
         )
         with console.status("predicting ..."), masks_as_in_earnest():
             clock = partial(seconds_per_flop, subject, device) if there else None
-            every[objective.name] = plan(subject, left_for(recipe, objective, budget), clock=clock)
+            every[objective.name] = plan(
+                subject, left_for(recipe, objective, settings, budget), clock=clock
+            )
     lengths = _shown_lengths(subject.lengths)
     for name, made in every.items():
         heading = f"{settings.recipe} {name}".strip()

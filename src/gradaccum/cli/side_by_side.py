@@ -30,7 +30,7 @@ def accumulators_of(recipe: Recipe, settings: Settings, *, steps: int) -> dict[s
             objective.loss,
             scheduler=scheduler(objective.optimizer, settings, steps=steps),
             max_grad_norm=settings.max_grad_norm,
-            memory=None if told is None else left_for(recipe, objective, told),
+            memory=None if told is None else left_for(recipe, objective, settings, told),
             micro_batch_size=settings.micro_batch_size,
             micro_batch_tokens=settings.micro_batch_tokens,
             collate=recipe.collate,
@@ -39,6 +39,8 @@ def accumulators_of(recipe: Recipe, settings: Settings, *, steps: int) -> dict[s
             weigh=objective.weigh,
             ema=objective.ema,
             sum_dtype=settings.least_sum_dtype,
+            master_weights=settings.master_weights,
+            stochastic_rounding=settings.stochastic_rounding,
             verify="first" if recipe.coupled is None else "never",
         )
         for objective in recipe.trained

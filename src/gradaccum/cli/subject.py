@@ -81,6 +81,7 @@ def subject_of(
         weigh=objective.weigh,
         parking=parking,
         sum_dtype=settings.least_sum_dtype,
+        masters=settings.masters,
     )
 
 
@@ -140,12 +141,13 @@ def free_budget(recipe: Recipe, device: torch.device) -> Budget:
     return Budget(bytes=usable_bytes(device, held=held) // 2**20 * 2**20)
 
 
-def left_for(recipe: Recipe, objective: Objective, budget: Budget) -> Budget:
+def left_for(recipe: Recipe, objective: Objective, settings: Settings, budget: Budget) -> Budget:
     """Return what an objective may use beside the others.
 
     Args:
         recipe: The recipe.
         objective: One of its objectives.
+        settings: Of the run.
         budget: For all of them.
 
     Returns:
@@ -155,4 +157,7 @@ def left_for(recipe: Recipe, objective: Objective, budget: Budget) -> Budget:
     others = [one.optimizer for one in recipe.trained if one.name != objective.name]
     if not others:
         return budget
-    return Budget(bytes=max(1, budget.bytes - needs_of(recipe.model, others).optimizer_state))
+    needs = needs_of(
+        recipe.model, others, sum_dtype=settings.least_sum_dtype, masters=settings.masters
+    )
+    return Budget(bytes=max(1, budget.bytes - needs.optimizer_state - needs.master_weights))

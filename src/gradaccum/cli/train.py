@@ -47,6 +47,8 @@ def train(
     ] = None,
     dtype: options.ParameterDtype = None,
     sum_dtype: options.SumDtype = None,
+    master_weights: options.MasterWeights = None,
+    stochastic_rounding: options.StochasticRounding = None,
     seed: options.Seed = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; else an accelerator if any.")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from gradaccum.dtypes import narrower_than
 from gradaccum.errors import LossError
 
 _LOSS_REMEDY = (
@@ -48,13 +49,14 @@ class Loss:
                 weight is 0 the value does not count, even if it is not finite.
 
         Returns:
-            ``Loss((values * weights).sum(), weights.sum())``.
+            ``Loss((values * weights).sum(), weights.sum())``, in float32 where they have 16 bits: a
+            bfloat16 counts 1,001 tokens as 1,000, and a float16 none beyond 65,504.
 
         Raises:
             LossError: The shapes differ.
         """
         if weights is None:
-            return cls(values.sum(), values.numel())
+            return cls(summed(values), values.numel())
         if weights.shape != values.shape:
             raise LossError(
                 "Loss.of(values, weights)",
@@ -63,7 +65,7 @@ class Loss:
                 remedy="Expand the weights: weights.expand_as(values).",
             )
         kept = torch.where(weights != 0, values, torch.zeros_like(values))
-        return cls((kept * weights).sum(), weights.detach().sum())
+        return cls(summed(kept * weights), summed(weights.detach()))
 
     def __add__(self, other: object) -> NoReturn:
         """Refuse: adding the weights as well would halve two losses of the same samples."""
@@ -84,6 +86,20 @@ class Loss:
     def mean(self) -> Tensor:
         """Return ``sum / weight``."""
         return self.sum / self.weight
+
+
+def summed(values: Tensor, dim: int | None = None) -> Tensor:
+    """Return the sum of values, at least in float32.
+
+    Args:
+        values: Of any shape.
+        dim: What is summed over; by default all of it.
+
+    Returns:
+        The sum.
+    """
+    narrow = values.dtype in narrower_than(torch.float32)
+    return values.sum(dim, dtype=torch.float32 if narrow else None)
 
 
 def checked(loss: Any, *, call: str) -> Loss:

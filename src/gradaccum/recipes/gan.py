@@ -42,7 +42,7 @@ DEFAULTS = MappingProxyType(
         "spectral_norm": False,
     }
 )
-UNUSED = TEXT | {"dtype", "sum_dtype"}  # too coarse for a slow average of weights
+UNUSED = TEXT | {"dtype", "sum_dtype", "master_weights", "stochastic_rounding"}
 _WIDTH, _NOISE = 32, 128
 _PATCHES = 65_536
 # At one learning rate for both the generator falls behind (arXiv:1706.08500): the distance after

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from gradaccum.dtypes import Masters
 from gradaccum.errors import ArgumentError
 from gradaccum.memory import Budget
 from gradaccum.sizes import LrRule, parsed_sizes
@@ -60,6 +61,9 @@ class Settings(BaseModel):
             half of a shorter run.
         dtype: Of the parameters.
         sum_dtype: The least of gradient sums; by default float32, also where `dtype` is narrower.
+        master_weights: Whether parameters of 16 bits are updated by float32 copies.
+        stochastic_rounding: Whether they are updated in float32 and rounded at random, in place of
+            copies.
         seed: Of the weights, the data order and all that is random.
         device: Where to train, ``"cpu"`` or ``"cuda"``; by default an accelerator if there is one.
     """
@@ -88,6 +92,8 @@ class Settings(BaseModel):
     warmup: int | None = Field(None, ge=0)
     dtype: Dtype = "float32"
     sum_dtype: Dtype = "float32"
+    master_weights: bool = False
+    stochastic_rounding: bool = False
     seed: int = Field(0, ge=0)
     device: str | None = None
 
@@ -126,12 +132,19 @@ class Settings(BaseModel):
         """What `sum_dtype` names."""
         return _DTYPES[self.sum_dtype]
 
+    @property
+    def masters(self) -> Masters:
+        """What 16-bit parameters are updated by."""
+        return Masters.of(self.master_weights, self.stochastic_rounding)
+
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
         for choice in _CHOICES:
             told = [name for name in choice if getattr(self, name) is not None]
             if len(told) > 1:
                 raise ValueError(f"only one of {', '.join(choice)}")
+        if self.master_weights and self.stochastic_rounding:
+            raise ValueError("only one of master_weights, stochastic_rounding")
         return self
 
 

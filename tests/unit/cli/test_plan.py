@@ -112,6 +112,22 @@ def test_the_largest_effective_batch_is_planned(gradaccum, tmp_path, monkeypatch
     assert plans[0]["chosen"]["micro_batches"] == plans[1]["chosen"]["micro_batches"]
 
 
+def test_copies_of_16_bit_parameters_are_in_a_plan(gradaccum, text, tmp_path):
+    parts = {}
+    for name in ("plain", "master-weights", "stochastic-rounding"):
+        way = [] if name == "plain" else [f"--{name}"]
+        told = ["--data", text, *SMALL, "--memory", "300MiB", "--dtype", "bfloat16", *way]
+        done = gradaccum("plan", "gpt", *told, "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        parts[name] = json.loads((tmp_path / name / "plan.json").read_text())["parts"]
+    held = parts["plain"]["parameters"]
+    kept = parts["master-weights"]
+    assert kept["master weights"] == 2 * held
+    assert parts["stochastic-rounding"].get("master weights", 0) == 0
+    for name in ("master-weights", "stochastic-rounding"):
+        assert parts[name]["optimizer state"] > 1.9 * parts["plain"]["optimizer state"]
+
+
 def test_lengths_terms_and_constants_of_a_factory(gradaccum, tmp_path, monkeypatch):
     (tmp_path / "planned_text.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)

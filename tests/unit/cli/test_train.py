@@ -183,6 +183,10 @@ BAD = {
     "broken line": (["gpt", "--data", "broken.jsonl"], "line 2"),
     "too little": (["gpt", "--data", "short.txt"], "at least 10 samples"),
     "no such device": (["gpt", "--data", "words.txt", "--device", "cuda:9"], "device"),
+    "two ways to update": (
+        ["gpt", "--dtype", "bfloat16", "--master-weights", "--stochastic-rounding"],
+        "only one of master_weights, stochastic_rounding",
+    ),
     "two sizes": (["gpt", "--micro-batch-size", "2", "--micro-batch-tokens", "9"], "only one of"),
     "no budget": (["gpt", "--memory", "12 bananas"], "memory = '12 bananas': expected a positive"),
     "budget of nothing": (["gpt", "--memory", "0"], "memory = '0': expected a positive"),
@@ -316,6 +320,25 @@ def test_the_model_outlives_a_text_that_cannot_be_shown(gradaccum, tmp_path, mon
     done = gradaccum("train", "shown:build", *arguments)
     assert "d[1:key:2] [red]x" in done.stdout
     assert json.loads((tmp_path / "out" / "result.json").read_text())["stopped"] is False
+
+
+def test_16_bit_parameters_and_what_updates_them(gradaccum, text, tmp_path):
+    """At a learning rate that moves no bfloat16, the loss falls by copies, and at random."""
+    told = ["--data", text, *TINY, "--dtype", "bfloat16", "--lr", 3e-5, "--steps", 8]
+    fallen = {}
+    for name in ("plain", "master-weights", "stochastic-rounding"):
+        way = [] if name == "plain" else [f"--{name}"]
+        out = tmp_path / name
+        done = gradaccum("train", "gpt", *told, *way, "--scheduler", "constant", "--out", out)
+        assert done.returncode == 0, done.stderr
+        loss = json.loads((out / "result.json").read_text())["held_out_loss"]
+        fallen[name] = loss["first"] - loss["last"]
+    assert fallen["master-weights"] > fallen["plain"]
+    assert fallen["stochastic-rounding"] > fallen["plain"]
+    again = tmp_path / "again"
+    config = tmp_path / "master-weights" / "config.toml"
+    assert gradaccum("train", config, "--out", again).returncode == 0
+    assert without_time(again) == without_time(tmp_path / "master-weights")
 
 
 def test_a_size_that_changes_over_a_run_and_its_config(gradaccum, tmp_path, monkeypatch):

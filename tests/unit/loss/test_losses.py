@@ -152,3 +152,22 @@ def test_a_head_in_chunks_that_does_not_fit(shapes):
         losses.linear_cross_entropy(
             torch.zeros(hidden), torch.zeros(weight), torch.zeros(labels, dtype=torch.long)
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_losses_of_16_bits_are_summed_wider(dtype, per):
+    """A sum in bfloat16 has three digits; one in float16 ends at 65,504."""
+    rng = torch.Generator().manual_seed(4)
+    logits = (torch.randn(40, 300, 9, generator=rng) * 9).to(dtype).requires_grad_()
+    labels = torch.randint(9, (40, 300), generator=rng)
+    labels[:, 200:] = -100
+    found = losses.cross_entropy(logits, labels, per=per)
+    wide = logits.detach().double().requires_grad_()
+    exact = losses.cross_entropy(wide, labels, per=per)
+    assert found.sum.dtype == torch.float32
+    assert found.sum.item() == pytest.approx(exact.sum.item(), rel=2e-4)
+    assert found.weight == exact.weight
+    found.sum.backward()
+    exact.sum.backward()
+    torch.testing.assert_close(logits.grad.double(), wide.grad, rtol=2e-2, atol=1e-2)

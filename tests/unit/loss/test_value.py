@@ -78,3 +78,15 @@ def test_terms_by_name():
         checked_terms({}, call="f")
     with pytest.raises(LossError, match=r"f\['b'\]"):
         checked_terms({"a": loss, "b": ONE}, call="f")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_values_and_weights_of_16_bits_are_summed_wider(dtype):
+    values = torch.full((70_001,), 2.0, dtype=dtype, requires_grad=True)
+    mask = torch.ones(70_001, dtype=dtype)
+    mask[0] = 0
+    loss = Loss.of(values, mask)
+    assert (loss.sum.item(), loss.weight.item()) == (140_000, 70_000)
+    assert Loss.of(values).sum.item() == 140_002
+    loss.sum.backward()
+    assert torch.equal(values.grad, mask)

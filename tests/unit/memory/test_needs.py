@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import gradaccum as ga
+from gradaccum.accumulator import Accumulator
+from gradaccum.dtypes import Masters
 from gradaccum.gradients import Gradients
 from gradaccum.memory import LiveBytes, held_bytes
 from gradaccum.memory.needs import needs_of
@@ -89,6 +91,7 @@ def test_parts():
         "snapshot": 4 * 50 + 4 * 50 + 8,
         "gradient sums": 4 * weights,
         "optimizer state": 4 * weights,
+        "master weights": 0,
         "averages": 0,
         "update": 0,
     }
@@ -164,3 +167,38 @@ def test_an_update_from_sums_that_are_wider_than_their_parameters(momentum):
     assert meter.peak <= held + needs.update
     if not momentum:  # else its state is there only when most of the sums are gone
         assert meter.peak == held + needs.update
+
+
+@pytest.mark.parametrize("masters", Masters)
+@pytest.mark.parametrize("name", ["AdamW fused", "AdamW foreach", "SGD momentum", "Adagrad"])
+def test_what_16_bit_parameters_are_updated_by(masters, name):
+    """State, copies and what a step needs besides, against what a second step is seen to hold."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.Linear(60, 30)).bfloat16()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    engine = Accumulator(
+        model=model, update=Update(optimizers=(optimizer,)), masters=masters
+    )._engine
+    needs = needs_of(model, [optimizer], masters=masters)
+
+    def prepared():
+        engine.begin()
+        engine.add({"": ga.Loss(model(torch.ones(3, 40).bfloat16()).float().sum(), 3.0)})
+
+    prepared()
+    engine.close()
+    prepared()
+    meter = LiveBytes()
+    meter.follow(p.grad for p in model.parameters())
+    meter.follow(model.parameters())
+    held = meter.live
+    meter.follow(tensors_of(optimizer))
+    if engine._masters is not None:
+        meter.follow(engine._masters._kept.values())
+    state = meter.live - held
+    with meter:
+        engine.close()
+    scalars = 4 * sum(t.ndim == 0 for t in tensors_of(optimizer))
+    assert needs.optimizer_state + needs.master_weights == state
+    assert needs.master_weights == (4 * 4290 if masters is Masters.KEPT else 0)
+    assert needs.least == pytest.approx(meter.peak, abs=200 + scalars)
