@@ -362,3 +362,34 @@ def test_what_is_asked_for_by_at_most_one():
     assert Masters.of(True, False) is Masters.KEPT
     assert Masters.of(False, True) is Masters.PASSING
     assert Masters.of(False, False) is Masters.NONE
+
+
+def test_a_saved_state_is_neither_changed_nor_needed():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    accumulator = ga.accumulator(model, optimizer, master_weights=True)
+    steps(accumulator, model, batches(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(saved)
+    optimizer.load_state_dict(saved)
+    steps(accumulator, model, batches(1))
+    for k, of_it in kept["state"].items():
+        # Torch itself goes on counting in the "step" that it has loaded.
+        assert all(
+            torch.equal(value, saved["state"][k][key])
+            for key, value in of_it.items()
+            if key != "step"
+        )
+        del of_it["master_weight"]
+    optimizer.load_state_dict(kept)  # as without copies: they begin anew
+    assert "master_weight" not in optimizer.state_dict()["state"][0]
+    steps(accumulator, model, batches(1))
+    assert len(copies(optimizer)) == 4
+
+
+def test_no_sum_outlives_its_step():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    accumulator = ga.accumulator(model, optimizer, master_weights=True)
+    steps(accumulator, model, batches(1))
+    assert [one.grad for one in copies(optimizer)] == [None] * 4

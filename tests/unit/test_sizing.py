@@ -21,6 +21,7 @@ NEEDS = Needs(
     snapshot=MIB // 8,
     gradient_sums=2 * MIB,
     optimizer_state=4 * MIB,
+    master_weights=0,
     averages=0,
     update=MIB // 2,
 )
