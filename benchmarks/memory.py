@@ -98,15 +98,14 @@ def _trial(recipe: Any, prepared: Any, feed: Any) -> Any:
             model=recipe.model,
             update=update,
             schedulers=(),
-            sync=LocalSync(),
             nonfinite="raise",
+            sync=LocalSync(),
         ),
         model=recipe.model,
         update=update,
         needs=partial(needs_of, recipe.model, [recipe.optimizer]),
         feed=feed,
         forward=lambda micro: checked_terms(recipe.loss(recipe.model, micro), call="loss"),
-        sync=LocalSync(),
         prepared=prepared,
     )
 

@@ -73,10 +73,11 @@ class Samples(EffectiveBatch):
 
     Args:
         samples: At least one.
+        indices: ``(n,)`` their places in the dataset; None where it has no order.
     """
 
-    def __init__(self, samples: Sequence[Any]) -> None:
-        self._samples = samples
+    def __init__(self, samples: Sequence[Any], indices: np.ndarray | None = None) -> None:
+        self._samples, self.indices = samples, indices
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -1,6 +1,7 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -27,6 +28,7 @@ from gradaccum.batch import LengthFunction, WeighFunction, default_length
 from gradaccum.choices import require_one_of
 from gradaccum.collate import CollateFunction, collate_function
 from gradaccum.dataset import Last
+from gradaccum.distributed import sync_of
 from gradaccum.dtypes import Masters
 from gradaccum.ema import EMA
 from gradaccum.engine import Nonfinite
@@ -35,7 +37,7 @@ from gradaccum.feed import Feed
 from gradaccum.loader import EffectiveBatches
 from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
-from gradaccum.protocols import LossFunction
+from gradaccum.protocols import GradientSync, LossFunction
 from gradaccum.sizes import LrRule, Size, SizeBy
 from gradaccum.sizing import Sizing, Told, UnderBudget
 from gradaccum.update import Update
@@ -70,7 +72,9 @@ def accumulator(
     """Build an accumulator.
 
     Args:
-        model: The model; `loss` is called with it.
+        model: The model; `loss` is called with it. Wrapped in DistributedDataParallel (or holding
+            models that are), its ranks share each effective batch; see "Several ranks" in
+            docs/combinations.md.
         optimizer: Any optimizer of torch's but LBFGS, or several that step together. One with
             ``fused=True`` scales gradients in its own pass: its step hooks see the sums.
         loss: ``loss(model, micro_batch)`` returning a `Loss`, the sum over the micro-batch and
@@ -140,6 +144,14 @@ def accumulator(
             got="both",
             remedy="Let the collate function pad, and leave pad out.",
         )
+    sync = sync_of(model)
+    if scaler is not None and scaler.is_enabled() and sync.ranks > 1:
+        raise ArgumentError(
+            "accumulator(scaler=...)",
+            expected="one process",
+            got=f"{sync.ranks} ranks, whose losses would be scaled differently",
+            remedy="Use torch.autocast with torch.bfloat16, which needs no scaler.",
+        )
     where = device_of(device, model)
     told = {
         "memory": memory,
@@ -162,7 +174,8 @@ def accumulator(
     )
     check = None
     if loss is not None and verify == "first":
-        check = Verify(model=model, loss=loss, micro_batch=feed.peek, length=feed.length)
+        held = _held(loss, sync)
+        check = Verify(model=model, loss=held, micro_batch=feed.peek, length=feed.length)
     return Accumulator(
         model=model,
         update=Update(optimizers=optimizers, max_grad_norm=max_grad_norm),
@@ -171,6 +184,7 @@ def accumulator(
         sizing=sizing,
         schedulers=schedulers,
         weigh=weigh,
+        sync=sync,
         check=check,
         nonfinite=nonfinite,
         averages=[(one, one.source if isinstance(one, EMA) else model) for one in averages],
@@ -232,6 +246,17 @@ def effective_batches(
         steps=steps,
         workers=workers,
     )
+
+
+def _held(loss: LossFunction, sync: GradientSync) -> LossFunction:
+    """Return a loss function whose forward pass stays on this rank."""
+
+    @wraps(loss)
+    def held(model: nn.Module, micro: Any) -> Any:
+        with sync.hold():
+            return loss(model, micro)
+
+    return held
 
 
 def _told_sizing(told: Mapping[str, Any], cost: Cost | None, device: torch.device) -> Sizing | None:

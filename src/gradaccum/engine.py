@@ -58,6 +58,16 @@ class Opened:
     started: float = field(default_factory=perf_counter)
 
     @property
+    def counts(self) -> dict[str, int]:
+        """What is added up over ranks."""
+        return {
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "padded_tokens": self.padded_tokens,
+            "dropped": len(self.dropped),
+        }
+
+    @property
     def came(self) -> int:
         """Micro-batches so far, those that were left out included."""
         return self.micro_batches + len(self.dropped)
@@ -216,14 +226,16 @@ class Engine:
         opened = self.opened or self._none_open()
         self.phase = Phase.CLOSING
         self._gradients.check()
+        self._sync.reduce(self._gradients.parameters)
         sums = self._gradients.tensors()
         beside, scaled = self._update.norms(sums), opened.loss_scale
         if scaled is not None:
             beside = torch.cat([beside, scaled.to(beside).reshape(1)])
-        mean, numbers = opened.tally.mean(self._sync.total, beside)
+        mean, numbers = opened.tally.mean(self._sync.totals, beside)
         divisor = mean.divisor * (1.0 if scaled is None else numbers.pop())
         grad_norm = hypot(*numbers) / divisor if divisor else 0.0
-        outcome = self._outcome(mean.divisor, mean.loss, grad_norm)
+        counts = self._sync.totals(opened.counts)
+        outcome = self._outcome(mean.divisor, mean.loss, grad_norm, dropped=counts["dropped"] > 0)
         lr = self._update.lr * opened.lr_scale
         if self._loss_scale is not None and scaled is not None and outcome in _SETTLED:
             self._loss_scale.settle(overflow=not outcome.stepped, device=scaled.device)
@@ -232,8 +244,8 @@ class Engine:
         self._done = self._done.after(
             outcome=outcome,
             micro_batches=opened.micro_batches,
-            samples=opened.samples,
-            tokens=opened.tokens,
+            samples=int(counts["samples"]),
+            tokens=int(counts["tokens"]),
         )
         self.drop()
         self.report = StepReport(
@@ -242,11 +254,11 @@ class Engine:
             weight=mean.divisor,
             grad_norm=grad_norm,
             lr=lr,
-            samples=opened.samples,
-            tokens=opened.tokens,
-            padded_tokens=opened.padded_tokens,
+            samples=int(counts["samples"]),
+            tokens=int(counts["tokens"]),
+            padded_tokens=int(counts["padded_tokens"]),
             micro_batches=opened.micro_batches,
-            dropped=len(opened.dropped),
+            dropped=int(counts["dropped"]),
             optimizer_step=self._done.optimizer_steps,
             seconds=perf_counter() - opened.started,
             terms=mean.terms,
@@ -275,10 +287,10 @@ class Engine:
             remedy="Begin one with step(batch) or over(loader, steps=...).",
         )
 
-    def _outcome(self, weight: float, loss: float, grad_norm: float) -> Outcome:
+    def _outcome(self, weight: float, loss: float, grad_norm: float, *, dropped: bool) -> Outcome:
         opened = self.opened or self._none_open()
         if weight == 0:
-            return Outcome.SKIPPED_NONFINITE if opened.dropped else Outcome.SKIPPED_EMPTY
+            return Outcome.SKIPPED_NONFINITE if dropped else Outcome.SKIPPED_EMPTY
         if isfinite(grad_norm) and isfinite(loss):
             return Outcome.STEPPED
         if self._loss_scale is not None and self._loss_scale.can_be_lowered():

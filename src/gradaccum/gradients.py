@@ -100,6 +100,11 @@ class Gradients:
         """Whether some sums have another dtype than their parameters, as no optimizer takes it."""
         return bool(self._wide)
 
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """The parameters that want a sum."""
+        return self._parameters
+
     def narrow(self) -> None:
         """Round the sums to the dtypes of their parameters, each once."""
         self._watched = None  # which holds a wide one

@@ -265,7 +265,7 @@ class EffectiveBatches:
         )
         for indices, span in zip(batches, spans, strict=True):
             if self._lengths is None:
-                yield Samples(reader.read(len(indices))), span.size, span.after
+                yield Samples(reader.read(len(indices)), indices), span.size, span.after
             else:
                 yield Unread(reader, indices, self._lengths), span.size, span.after
 

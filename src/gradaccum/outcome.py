@@ -74,7 +74,7 @@ class StepReport:
         samples: Samples in this effective batch.
         tokens: Their summed lengths; 0 where lengths are unknown.
         padded_tokens: Positions computed, padding included; 0 where lengths are unknown.
-        micro_batches: Accumulation steps that it took, without dropped ones.
+        micro_batches: Accumulation steps that it took (on this rank), without dropped ones.
         optimizer_step: Optimizer steps made so far, this one included.
         seconds: Wall time from the first micro-batch to the end of the update, replays included.
         dropped: Micro-batches that were left out since their loss was not finite; their samples

@@ -71,7 +71,7 @@ class OwnLoop:
                 last = ends or handed == size
                 self._awaited, self._last = opened, last
                 self._samples = common_size(micro) or 0
-                with self._sync.hold(last=last):
+                with self._sync.hold():
                     yield micro
                 del micro
                 if opened.replaced:

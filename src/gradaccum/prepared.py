@@ -8,6 +8,8 @@ import numpy as np
 
 from gradaccum.batch import EffectiveBatch, LengthFunction, WeighFunction, effective_batch, weigh
 from gradaccum.partition import Cut, Partition
+from gradaccum.protocols import GradientSync, LocalSync
+from gradaccum.share import share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +28,11 @@ class Prepared:
 
     @classmethod
     def of(
-        cls, batch: Any, length: LengthFunction, weigh_by: WeighFunction | None = None
+        cls,
+        batch: Any,
+        length: LengthFunction,
+        weigh_by: WeighFunction | None = None,
+        sync: GradientSync | None = None,
     ) -> "Prepared":
         """Prepare what a user has.
 
@@ -34,12 +40,16 @@ class Prepared:
             batch: As for `effective_batch`.
             length: Length of a sample in tokens.
             weigh_by: Weight of a sample, by term of the loss; None to leave it unweighed.
+            sync: Agreement between ranks; of an `EffectiveBatch`, which all of them have, each
+                takes its share. Samples that come otherwise are this rank's own.
 
         Returns:
-            The effective batch, measured and weighed once.
+            The effective batch, or this rank's share, measured and weighed once.
         """
-        samples = effective_batch(batch)
-        weighed = None if weigh_by is None else weigh(samples, weigh_by)
+        samples, sync = effective_batch(batch), sync or LocalSync()
+        if isinstance(batch, EffectiveBatch):
+            samples = share_of(samples, sync, length)
+        weighed = None if weigh_by is None else sync.totals(weigh(samples, weigh_by))
         return cls(samples=samples, lengths=samples.lengths(length), weighed=weighed)
 
     @property
@@ -53,4 +63,6 @@ class Prepared:
 
     def plan(self, cut: Cut) -> Partition:
         """Return its partition by a cut."""
+        if not self.samples:
+            return Partition(micro_batches=())
         return cut(len(self.samples), self.lengths, indices=self.samples.indices)

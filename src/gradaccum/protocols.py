@@ -4,44 +4,62 @@ The accumulator meets devices, ranks and checks through these alone. A part that
 an object that does nothing, so the engine has no branch for it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch.nn import Parameter
 
     from gradaccum.batch import EffectiveBatch
     from gradaccum.loss import Loss
 
 Micro = TypeVar("Micro")
 Summed = TypeVar("Summed")
+K = TypeVar("K")
 
 LossFunction = Callable[[Any, Any], "Loss | Mapping[str, Loss]"]
 """``loss(model, micro_batch)``: the sum of the losses in a micro-batch, and its weight."""
 
 
 class GradientSync(Protocol):
-    """Agreement between the ranks that share an effective batch."""
+    """Agreement between the ranks that share an effective batch.
 
-    def hold(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return a context around one micro-batch; gradients are reduced in the last only."""
+    All ranks call `reduce` and `totals` alike, whatever micro-batches each of them has.
+    """
 
-    def total(self, numbers: "Tensor") -> "Tensor":
-        """Return the sum of `numbers` over all ranks."""
+    rank: int
+    """This one, counted from 0."""
+
+    ranks: int
+    """How many there are."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Return a context around a forward pass, or more, that stays on this rank."""
+
+    def reduce(self, parameters: "Sequence[Parameter]") -> None:
+        """Sum the gradients of these over all ranks, in ``.grad``."""
+
+    def totals(self, numbers: Mapping[K, float]) -> Mapping[K, float]:
+        """Return sums over all ranks; a rank that lacks a number adds nothing to it."""
 
 
 class LocalSync:
     """One process: nothing to agree on."""
 
+    rank, ranks = 0, 1
+
     def __init__(self) -> None:
         self._nothing = nullcontext()
 
-    def hold(self, *, last: bool) -> AbstractContextManager[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return self._nothing
 
-    def total(self, numbers: "Tensor") -> "Tensor":
+    def reduce(self, parameters: "Sequence[Parameter]") -> None:
+        """Leave gradients as they are."""
+
+    def totals(self, numbers: Mapping[K, float]) -> Mapping[K, float]:
         """Return `numbers`: this rank's are all there are."""
         return numbers
 

@@ -16,7 +16,6 @@ from gradaccum.loss import Terms
 from gradaccum.memory import Budget, Enforced, LiveBytes, Needs, Probe
 from gradaccum.prepared import Prepared
 from gradaccum.probing import watched
-from gradaccum.protocols import GradientSync
 from gradaccum.recovery import is_out_of_memory
 from gradaccum.snapshot import preserved
 from gradaccum.tree import flat
@@ -37,7 +36,6 @@ class EngineTrial:
         needs: Predicts what is held whatever the size of a micro-batch.
         feed: Collates micro-batches.
         forward: From a micro-batch to its loss.
-        sync: Told to hold gradients back from other ranks.
         prepared: Where samples are taken from.
     """
 
@@ -50,11 +48,10 @@ class EngineTrial:
         needs: Callable[[], Needs],
         feed: Feed,
         forward: Callable[[Any], Terms],
-        sync: GradientSync,
         prepared: Prepared,
     ) -> None:
         self._engine, self._model, self._update = engine, model, update
-        self._feed, self._forward, self._sync = feed, forward, sync
+        self._feed, self._forward = feed, forward
         self._prepared = prepared
         self._predicted_needs = needs
         self._needs: Needs | None = None
@@ -141,10 +138,9 @@ class EngineTrial:
 
     def _run(self, micro: Any, meter: LiveBytes) -> int:
         """Run forward and backward; return the live bytes between the two."""
-        with self._sync.hold(last=False):
-            terms = self._forward(micro)
-            kept = meter.live
-            self._engine.add(terms)
+        terms = self._forward(micro)
+        kept = meter.live
+        self._engine.add(terms)
         return kept
 
     def _sums(self) -> list[Tensor]:

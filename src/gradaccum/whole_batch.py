@@ -18,7 +18,7 @@ from gradaccum.feed import Feed
 from gradaccum.loss import Tally, Terms, checked_terms
 from gradaccum.memory import AllocatorBytes, Needs
 from gradaccum.outcome import Evaluation, StepReport
-from gradaccum.partition import Cut, Partition
+from gradaccum.partition import Cut, FixedCut, Partition
 from gradaccum.partition.policy import letting_through, with_bounds_of
 from gradaccum.prepared import Prepared
 from gradaccum.protocols import Check, GradientSync, LossFunction, Runner
@@ -80,15 +80,14 @@ class WholeBatch:
 
     def step(self, batch: Any) -> StepReport:
         """Run one effective batch; see `Accumulator.step`."""
-        prepared = Prepared.of(batch, self._feed.length, self._weigh)
-        cut = self._recovery.cut
-        if cut is None or self._outgrown(prepared):
-            cut = self._measured(prepared)
-        if self._engine.report is None:
+        prepared = Prepared.of(batch, self._feed.length, self._weigh, self._sync)
+        cut = self._cut_for(prepared)
+        if self._engine.report is None and prepared.samples:
             self._look_at_first(prepared, cut)
         started = perf_counter()
         try:
-            done = self._recovery.run(cut, partial(self._attempt, prepared), learn=True)
+            attempt, learn = partial(self._attempt, prepared), len(prepared.samples) > 0
+            done = self._recovery.run(cut, attempt, learn=learn)
         except NonFiniteError as error:
             raise self._explained(error, prepared) from None
         report = done.value
@@ -103,13 +102,20 @@ class WholeBatch:
 
     def evaluate(self, batch: Any) -> Evaluation:
         """Return the mean loss of some samples; see `Accumulator.evaluate`."""
-        cut = self._recovery.cut
-        prepared = Prepared.of(batch, self._feed.length, self._weigh if cut is None else None)
-        cut = cut or self._measured(prepared)
+        weigh = self._weigh if self._recovery.cut is None else None
+        prepared = Prepared.of(batch, self._feed.length, weigh, self._sync)
+        cut = self._recovery.cut or self._cut_for(prepared)
         with modes_kept(self._model):
             self._model.eval()
             attempt = partial(self._evaluated, prepared)
             return self._recovery.run(letting_through(cut), attempt, learn=False).value
+
+    def _cut_for(self, prepared: Prepared) -> Cut:
+        """Return how to cut an effective batch, measured if need be."""
+        cut = self._recovery.cut
+        if not prepared.samples:  # this rank has none
+            return cut or FixedCut(size=1)
+        return self._measured(prepared) if cut is None or self._outgrown(prepared) else cut
 
     def _measured(self, prepared: Prepared) -> Cut:
         """Find out how to cut, with an effective batch."""
@@ -120,7 +126,6 @@ class WholeBatch:
             needs=self._needs,
             feed=self._feed,
             forward=self._forward,
-            sync=self._sync,
             prepared=prepared,
         )
         cut = self._sizing(len(prepared.samples), prepared.lengths, trial)
@@ -154,8 +159,8 @@ class WholeBatch:
         )
         micro_batches = self._feed.micro_batches(prepared.samples, plan)
         try:
-            with closing(self._held(micro_batches)) as held:
-                self._runner.run(held, self._forward, engine.add)
+            with closing(_ahead(micro_batches)) as ahead:
+                self._runner.run(ahead, self._forward, engine.add)
             for k in opened.dropped:
                 positions, length = plan.micro_batches[k], plan.padded_length(k)
                 opened.samples -= len(positions)
@@ -194,25 +199,28 @@ class WholeBatch:
             if at == len(plan) or not is_out_of_memory(error):
                 raise
             return _too_large(prepared.samples, plan, at, str(error))
-        mean, _ = tally.mean(self._sync.total)
+        mean, _ = tally.mean(self._sync.totals)
+        counts = self._sync.totals({"samples": plan.num_samples, "tokens": plan.tokens})
         return Evaluation(
             loss=mean.loss,
             weight=mean.divisor,
-            samples=plan.num_samples,
-            tokens=plan.tokens,
+            samples=int(counts["samples"]),
+            tokens=int(counts["tokens"]),
             terms=mean.terms,
         )
 
     def _forward(self, micro: Any) -> Terms:
         name = getattr(self._loss, "__name__", type(self._loss).__name__)
-        return checked_terms(self._loss(self._model, micro), call=f"{name}(model, micro_batch)")
+        with self._sync.hold():
+            loss = self._loss(self._model, micro)
+        return checked_terms(loss, call=f"{name}(model, micro_batch)")
 
-    def _held(self, micro_batches: Iterable[M]) -> Generator[M, None, None]:
-        """Hand micro-batches on; ranks reduce their gradients in the last alone."""
-        for micro, last in one_ahead(micro_batches):
-            with self._sync.hold(last=last):
-                yield micro
-            del micro
+
+def _ahead(micro_batches: Iterable[M]) -> Generator[M, None, None]:
+    """Hand micro-batches on, the next of which is on its way already."""
+    for micro, _ in one_ahead(micro_batches):
+        yield micro
+        del micro
 
 
 def _too_large(effective: EffectiveBatch, plan: Partition, at: int, message: str) -> TooLarge:

@@ -530,22 +530,29 @@ def test_samples_of_any_cut_make_the_same_step():
 class TwoRanks:
     """A stand-in for another rank that has the same sums and weights."""
 
+    rank, ranks = 0, 2
+
     def __init__(self):
-        self.held, self.totals = [], 0
+        self.done = []
 
     @contextmanager
-    def hold(self, *, last):
-        self.held.append(last)
+    def hold(self):
+        self.done.append("hold")
         yield
-        self.held.append("done")
+        self.done.append("let go")
 
-    def total(self, numbers):
-        self.totals += 1
-        return 2 * numbers
+    def reduce(self, parameters):
+        self.done.append("reduce")
+        for parameter in parameters:
+            parameter.grad *= 2
+
+    def totals(self, numbers):
+        self.done.append("totals")
+        return {name: 2 * number for name, number in numbers.items()}
 
 
 @pytest.mark.parametrize("door", ["step", "over"])
-def test_ranks_agree_once_and_reduce_in_the_last_micro_batch(door):
+def test_ranks_reduce_once_when_all_micro_batches_are_in(door):
     model, sync = Slope(), TwoRanks()
     optimizer = Recorder(model.parameters())
     accumulator = ga.Accumulator(
@@ -562,10 +569,13 @@ def test_ranks_agree_once_and_reduce_in_the_last_micro_batch(door):
     else:
         for micro in accumulator.over(rows.split(2), steps=3):
             report = accumulator.backward(summed(model, micro))
-    assert sync.held == [False, "done", False, "done", True, "done"]
-    assert sync.totals == 1
-    assert report.weight == 10
-    assert optimizer.gradients[0][0].tolist() == exactly([1.5])  # the other rank's are not here
+    closing = ["reduce", "totals", "totals"]
+    if door == "step":
+        assert sync.done == ["hold", "let go"] * 3 + closing
+    else:  # where the user runs forward and backward, and the last backward closes
+        assert sync.done == ["hold", "let go"] * 2 + ["hold", *closing, "let go"]
+    assert (report.weight, report.samples) == (10, 10)
+    assert optimizer.gradients[0][0].tolist() == exactly([3.0])
 
 
 class Backwards:

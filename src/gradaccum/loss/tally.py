@@ -12,6 +12,7 @@ from gradaccum.loss.value import Loss
 from gradaccum.outcome import Term
 
 Terms = Mapping[str, Loss]
+Totals = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,31 +98,39 @@ class Tally:
         ).sum()
 
     def mean(
-        self, total: Callable[[Tensor], Tensor], beside: Tensor | None = None
+        self, totals: Callable[[Totals], Totals], beside: Tensor | None = None
     ) -> tuple[Mean, list[float]]:
         """Return the mean over all ranks, and what is told beside it: the one wait for the device.
 
         Args:
-            total: Sums a tensor over ranks.
+            totals: Sums numbers over ranks.
             beside: ``(k,)`` numbers of this rank that are brought to the host along with the sums.
 
         Returns:
             The mean, and the numbers.
         """
+        told, numbers = self._told(beside)
+        told = totals(told)
+        sums = {name: number for (what, name), number in told.items() if what == "sum"}
+        weights = {name: number for (what, name), number in told.items() if what == "weight"}
+        return self._mean(sums, weights), numbers
+
+    def _told(self, beside: Tensor | None) -> tuple[Totals, list[float]]:
+        """Return the sums and weights of this rank on the host, and what is told beside them."""
         if not self._sums:
-            return Mean(loss=nan, divisor=0.0, terms={}), [] if beside is None else beside.tolist()
+            return {}, [] if beside is None else beside.tolist()
         sums = torch.stack([_total(numbers) for numbers in self._sums.values()])
         weights = [_weight(numbers, like=sums) for numbers in self._weights.values()]
-        numbers = total(torch.cat([sums, torch.stack(weights)]))
+        numbers = torch.cat([sums, torch.stack(weights)])
         if beside is not None:
             numbers = torch.cat([numbers, beside.detach().to(numbers)])
         found = numbers.tolist()
-        count = len(self._sums)
-        by_name = dict(zip(self._sums, found[count : 2 * count], strict=True))
-        mean = self._mean(dict(zip(self._sums, found[:count], strict=True)), by_name)
-        return mean, found[2 * count :]
+        keys = [(what, name) for what in ("sum", "weight") for name in self._sums]
+        return dict(zip(keys, found, strict=False)), found[len(keys) :]
 
     def _mean(self, sums: Mapping[str, float], weights: Mapping[str, float]) -> Mean:
+        if not sums:
+            return Mean(loss=nan, divisor=0.0, terms={})
         self._compare(weights)
         means = {name: sums[name] / weights[name] if weights[name] else 0.0 for name in sums}
         named = {name: Term(loss=means[name], weight=weights[name]) for name in means if name}

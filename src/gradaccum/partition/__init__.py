@@ -13,6 +13,7 @@ from gradaccum.partition.cost import Bound, Cap, Cost
 from gradaccum.partition.cut import by_length, fixed, optimal
 from gradaccum.partition.plan import Partition, accumulation_steps, num_parts, require_positive
 from gradaccum.partition.policy import CappedCut, Cut, FixedCut
+from gradaccum.partition.ranks import deal
 
 __all__ = [
     "Bound",
@@ -24,6 +25,7 @@ __all__ = [
     "Partition",
     "accumulation_steps",
     "by_length",
+    "deal",
     "fixed",
     "num_parts",
     "optimal",
