@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from gradaccum import coupled as coupled
 from gradaccum import partition as partition
 from gradaccum.accumulator import Accumulator as Accumulator
 from gradaccum.audit import CutInvarianceWarning as CutInvarianceWarning

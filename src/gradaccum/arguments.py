@@ -237,3 +237,36 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
                         remedy="Take it out of one of them.",
                     )
                 held.add(id(parameter))
+
+
+def check_lockstep(
+    *, nonfinite: str, ranks: int, told: Mapping[str, object], has_loss: bool
+) -> None:
+    """Refuse what micro-batches in lockstep cannot have.
+
+    Args:
+        nonfinite: What a loss that is not finite does.
+        ranks: How many ranks share an effective batch.
+        told: How large micro-batches may be, by name; None where the user left one out.
+        has_loss: Whether there is a loss function.
+
+    Raises:
+        ArgumentError: One of them is given, or is missing.
+    """
+    wrong = None
+    if not has_loss:
+        wrong = "a loss function", "none, so that forward passes are your own loop's"
+        remedy = "Pass loss and call step(batch), which runs the micro-batches side by side."
+    elif told["memory"] is not None or not any(told.values()):
+        wrong = "micro_batch_size or micro_batch_tokens beside it", "a budget of memory"
+        remedy = "Pass micro_batch_size: what the graph of the effective batch takes is not sized."
+    elif nonfinite == "drop_micro_batch":
+        wrong = 'nonfinite="raise" or "skip_step"', "micro-batches to leave out"
+        remedy = "In what they share, all samples have taken part by the time that one is known."
+    elif ranks > 1:
+        wrong = "one process", f"{ranks} ranks"
+        remedy = "Use torch.nn.SyncBatchNorm, with one micro-batch on each rank."
+    if wrong:
+        expected, got = wrong
+        call = "accumulator(lockstep=True)"
+        raise ArgumentError(call, expected=expected, got=got, remedy=remedy)

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from gradaccum.accumulator import Accumulator
 from gradaccum.arguments import (
     all_of,
+    check_lockstep,
     check_masters,
     check_model,
     check_optimizers,
@@ -27,6 +28,7 @@ from gradaccum.audit import Verify
 from gradaccum.batch import LengthFunction, WeighFunction, default_length
 from gradaccum.choices import require_one_of
 from gradaccum.collate import CollateFunction, collate_function
+from gradaccum.coupled import Lockstep, is_exact
 from gradaccum.dataset import Last
 from gradaccum.distributed import sync_of
 from gradaccum.dtypes import Masters
@@ -37,7 +39,7 @@ from gradaccum.feed import Feed
 from gradaccum.loader import EffectiveBatches
 from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
-from gradaccum.protocols import GradientSync, LossFunction
+from gradaccum.protocols import GradientSync, InTurn, LossFunction
 from gradaccum.sizes import LrRule, Size, SizeBy
 from gradaccum.sizing import Sizing, Told, UnderBudget
 from gradaccum.update import Update
@@ -68,6 +70,7 @@ def accumulator(
     master_weights: bool = False,
     stochastic_rounding: bool = False,
     ema: AveragedModel | Sequence[AveragedModel] | None = None,
+    lockstep: bool | None = None,
 ) -> Accumulator:
     """Build an accumulator.
 
@@ -113,6 +116,9 @@ def accumulator(
         stochastic_rounding: Whether parameters of bfloat16 are updated in float32 and rounded up or
             down at random, in place of copies that are kept.
         ema: `gradaccum.EMA`, torch's `AveragedModel` of `model`, or several; moved once per update.
+        lockstep: Whether the micro-batches of a step run side by side and may meet, as exact
+            BatchNorm and the functions of `gradaccum.coupled` need it; by default where `model` has
+            exact BatchNorm. Takes `micro_batch_size` or `micro_batch_tokens`.
 
     Returns:
         The accumulator.
@@ -158,6 +164,9 @@ def accumulator(
         "micro_batch_size": micro_batch_size,
         "micro_batch_tokens": micro_batch_tokens,
     }
+    coupled = is_exact(model) if lockstep is None else lockstep
+    if coupled:
+        check_lockstep(nonfinite=nonfinite, ranks=sync.ranks, told=told, has_loss=loss is not None)
     sizing = _told_sizing(told, cost, where)
     if sizing is None and loss is not None:
         free = usable_bytes(where, held=held_bytes(model, optimizers, averages))
@@ -173,7 +182,7 @@ def accumulator(
         device=where,
     )
     check = None
-    if loss is not None and verify == "first":
+    if loss is not None and verify == "first" and not coupled:
         held = _held(loss, sync)
         check = Verify(model=model, loss=held, micro_batch=feed.peek, length=feed.length)
     return Accumulator(
@@ -185,6 +194,7 @@ def accumulator(
         schedulers=schedulers,
         weigh=weigh,
         sync=sync,
+        runner=Lockstep() if coupled else InTurn(),
         check=check,
         nonfinite=nonfinite,
         averages=[(one, one.source if isinstance(one, EMA) else model) for one in averages],

@@ -160,33 +160,35 @@ class Engine:
         )
         return self.opened
 
-    def add(self, terms: Terms) -> None:
-        """Add the gradient of a micro-batch.
+    def add(self, *losses: Terms) -> None:
+        """Add the gradient of a micro-batch; of several whose samples interact, in one backward.
 
         Args:
-            terms: Its loss.
+            losses: The loss of each.
 
         Raises:
             LossError: The loss carries weight, but depends on no parameter.
         """
         opened = self.opened or self._none_open()
-        total = opened.tally.differentiable(terms)
+        totals = [opened.tally.differentiable(terms) for terms in losses]
+        total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         if self._nonfinite == "drop_micro_batch" and not isfinite(total.item()):
             opened.dropped.append(opened.came)
             return
         if total.requires_grad:
             if self._loss_scale is not None:
-                total = self._scaled(total, terms, self._loss_scale)
+                total = self._scaled(total, losses[0], self._loss_scale)
             self._gradients.add(total)
-        elif any(float(term.weight) for term in terms.values()):
+        elif any(float(term.weight) for terms in losses for term in terms.values()):
             raise LossError(
                 "backward of a micro-batch",
                 expected="a loss that depends on parameters that require a gradient",
                 got="a sum without a graph",
                 remedy="Return the sum undetached, and compute it with gradients enabled.",
             )
-        opened.tally.add(terms)
-        opened.micro_batches += 1
+        for terms in losses:
+            opened.tally.add(terms)
+        opened.micro_batches += len(losses)
 
     def _scaled(self, total: Tensor, terms: Terms, by: LossScale) -> Tensor:
         """Return a loss as it goes backward: by the same scale in all of an effective batch."""

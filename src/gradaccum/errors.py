@@ -57,5 +57,9 @@ class NonFiniteError(GradaccumError, ArithmeticError):
     """The gradient of an effective batch is infinite or not a number."""
 
 
+class CoupledError(GradaccumError, RuntimeError):
+    """Micro-batches in lockstep do not meet at the same places."""
+
+
 class PhaseError(GradaccumError, RuntimeError):
     """A call came at a time when it has no meaning, such as a backward outside a micro-batch."""

@@ -71,9 +71,9 @@ class Runner(Protocol):
         self,
         micro_batches: Iterable[Micro],
         forward: Callable[[Micro], Summed],
-        backward: Callable[[Summed], None],
+        backward: Callable[..., None],
     ) -> None:
-        """Run forward and backward of every micro-batch."""
+        """Run forward of every micro-batch, and backward for one of them or several at once."""
 
 
 class InTurn:
@@ -87,7 +87,7 @@ class InTurn:
         self,
         micro_batches: Iterable[Micro],
         forward: Callable[[Micro], Summed],
-        backward: Callable[[Summed], None],
+        backward: Callable[..., None],
     ) -> None:
         """Run backward right after the forward of each micro-batch."""
         for micro in micro_batches:
