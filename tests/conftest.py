@@ -24,6 +24,8 @@ def nothing_leaks():
     yield
     assert environment() == before
     assert torch.get_default_dtype() is dtype
+    if set(threading.enumerate()) > threads:
+        gc.collect()  # those of micro-batches in lockstep end with what holds them
     for thread in set(threading.enumerate()) - threads - {threading.current_thread()}:
         thread.join(timeout=2 if thread.name != "tqdm_monitor" else 0)  # told to end, still ending
     left = {t.name for t in set(threading.enumerate()) - threads if t.is_alive()}

@@ -1,9 +1,10 @@
 """One micro-batch in a thread of its own, which runs only while it holds the baton."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextvars import ContextVar
 from dataclasses import dataclass
-from threading import Semaphore, Thread
+from threading import Lock
 from typing import Any
 
 from gradaccum.coupled.thread_state import ThreadState
@@ -33,9 +34,12 @@ class Lane:
         name: What it is called in messages.
         work: What it runs.
         state: What torch keeps for each thread, taken over from the caller.
+        threads: Has a thread for it.
     """
 
-    def __init__(self, name: str, work: Callable[[], Any], state: ThreadState) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], Any], state: ThreadState, threads: Executor
+    ) -> None:
         self.name = name
         self.meeting: Meeting | None = None
         self.meetings = 0
@@ -44,8 +48,11 @@ class Lane:
         self._work, self._state = work, state
         self._taken: Any = None
         self._ended = False  # by the others' end
-        self._go, self._pause = Semaphore(0), Semaphore(0)
-        self._thread = Thread(target=self._main, name=name, daemon=True)
+        self._go, self._pause = Lock(), Lock()  # held until one lets the other go on
+        self._go.acquire()
+        self._pause.acquire()
+        self._threads = threads
+        self._thread: Future[None] | None = None
 
     def turn(self, taken: Any = None) -> None:
         """Let it run until its next meeting or its end.
@@ -54,18 +61,19 @@ class Lane:
             taken: What it takes away from the last meeting.
         """
         self._taken, self.meeting = taken, None
-        if self._thread.ident is None:
-            self._thread.start()
+        if self._thread is None:
+            self._thread = self._threads.submit(self._main)
         else:
             self._go.release()
         self._pause.acquire()
 
     def end(self) -> None:
-        """Let it unwind, if it waits, and wait until its thread is gone."""
-        if self._thread.ident is not None:
+        """Let it unwind, if it waits, and wait until nothing of it runs."""
+        if self._thread is not None:
             self._ended = True
-            self._go.release()
-            self._thread.join()
+            if not self._thread.done() and self._go.locked():
+                self._go.release()
+            wait([self._thread])
         self._taken = self.meeting = None
 
     def meet(self, meeting: Meeting) -> Any:
@@ -88,7 +96,7 @@ class Lane:
         return taken
 
     def _main(self) -> None:
-        _LANE.set(self)
+        before = _LANE.set(self)
         try:
             with self._state.taken_over():
                 self.result = self._work()
@@ -99,7 +107,9 @@ class Lane:
             self.error = error
         finally:
             del self._work
-            self._pause.release()
+            _LANE.reset(before)
+            if self._pause.locked():  # else nobody waits: the caller was interrupted
+                self._pause.release()
 
 
 class EndedError(BaseException):
