@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
+from gradaccum.coupled import exact_batchnorm
 from gradaccum.ema import EMA
 from gradaccum.loss import Loss
 from gradaccum.recipes.images.folder import read_folder
@@ -70,6 +71,9 @@ def build(settings: Settings) -> Recipe:
     # On the CPU a fifth faster than channels first: 0.33 s a step in place of 0.41 s, one core.
     pair = pair.to(chosen_device(settings), memory_format=torch.channels_last).train()
     ema = EMA(pair.generator, _DECAY)
+    told = settings.micro_batch_size is not None or settings.micro_batch_tokens is not None
+    if told:  # under a budget instead the graph of the effective batch would not fit
+        exact_batchnorm(pair)
     noise = fixed_noise(_SCORED, _NOISE, seed=settings.seed)
     patches = partial(_patches, images, settings)
     real = Statistics(patches(seed=settings.seed + 1))
@@ -102,7 +106,7 @@ def build(settings: Settings) -> Recipe:
             lambda: distance(Statistics(images_of(averaged(), noise)), real),
         ),
         baseline=("of real patches", distance(Statistics(patches(seed=settings.seed + 2)), real)),
-        coupled="BatchNorm",
+        coupled=None if told else "BatchNorm",
         save=lambda folder: save_pair(pair, averaged(), shape, folder),
         pictures=picture,
     )

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import gradaccum as ga
 from gradaccum.collate import collate_function
+from gradaccum.coupled import exact_batchnorm
 from gradaccum.recipes import gan
 from gradaccum.recipes.gan import discriminator_loss, generator_loss
 from gradaccum.recipes.images.dcgan import Pair
@@ -20,7 +21,7 @@ SAMPLES = 14
 
 @pytest.fixture
 def pair() -> Pair:
-    """In float64, and in evaluation mode: BatchNorm otherwise sees one micro-batch alone."""
+    """In float64, and in evaluation mode, where BatchNorm has its running statistics."""
     torch.manual_seed(0)
     made = Pair(size=32, width=8, noise=6).double()
     for _ in range(3):  # running statistics that are not those of new ones
@@ -85,9 +86,14 @@ def test_fakes_of_the_discriminator_carry_no_graph(pair):
     assert all(gradient is None for gradient in gradients)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["at rest", "exact BatchNorm"])
 @pytest.mark.parametrize(("size", "micro_batches"), [(14, 1), (5, 3), (2, 7)])
-def test_however_it_is_cut_the_update_is_that_of_the_full_batch(pair, size, micro_batches):
-    twin = deepcopy(pair)
+def test_however_it_is_cut_the_update_is_that_of_the_full_batch(
+    pair, size, micro_batches, training
+):
+    twin = deepcopy(pair.train(training))
+    if training:
+        exact_batchnorm(pair)
     optimizers = {name: adam(half(twin, name)) for name in LOSSES}
     accumulators = {
         name: ga.accumulator(
@@ -101,6 +107,8 @@ def test_however_it_is_cut_the_update_is_that_of_the_full_batch(pair, size, micr
             assert report.micro_batches == micro_batches
             full_batch_step(twin, optimizers, name, collate_function()(samples()))
             assert torch.allclose(flat(pair), flat(twin), rtol=1e-10, atol=1e-12)
+    for (path, found), expected in zip(pair.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12, msg=path)
 
 
 @pytest.mark.parametrize("name", LOSSES)
