@@ -189,16 +189,18 @@ class WholeBatch:
 
     def _evaluated(self, prepared: Prepared, cut: Cut) -> Evaluation | TooLarge:
         """Run forward passes alone."""
-        plan, tally, at = prepared.plan(cut), Tally(), 0
+        plan, tally = prepared.plan(cut), Tally()
+        came: list[Terms] = []
         try:
             with torch.no_grad():
-                for micro in self._feed.micro_batches(prepared.samples, plan):
-                    tally.add(self._forward(micro))
-                    at += 1
+                micro_batches = self._feed.micro_batches(prepared.samples, plan)
+                self._runner.run(micro_batches, self._forward, lambda *losses: came.extend(losses))
         except RuntimeError as error:
-            if at == len(plan) or not is_out_of_memory(error):
+            if len(came) == len(plan) or not is_out_of_memory(error):
                 raise
-            return _too_large(prepared.samples, plan, at, str(error))
+            return _too_large(prepared.samples, plan, len(came), str(error))
+        for terms in came:
+            tally.add(terms)
         mean, _ = tally.mean(self._sync.totals)
         counts = self._sync.totals({"samples": plan.num_samples, "tokens": plan.tokens})
         return Evaluation(

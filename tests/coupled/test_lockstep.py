@@ -294,6 +294,23 @@ def test_out_of_memory_is_run_again_in_smaller_micro_batches():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("size", [7, 3, 1])
+def test_evaluation_meets_as_well(size):
+    def spread(model, micro):
+        found = model(micro)
+        n = coupled.all_reduce(torch.tensor(float(len(micro)), dtype=torch.float64))
+        mean = coupled.all_reduce(found.sum(0)) / n
+        return ga.Loss((found - mean).square().sum(), len(micro))
+
+    model, accumulator = built(loss=spread, micro_batch_size=size)
+    rows = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = model.eval()(rows).var(correction=0).item()
+    model.train()
+    found = accumulator.evaluate(rows)
+    assert found.loss == pytest.approx(expected, rel=1e-12)
+    assert (found.weight, found.samples) == (7, 7)
+
+
 def test_random_layers_draw_the_same_for_the_same_partition():
     states = []
     for _ in range(2):
