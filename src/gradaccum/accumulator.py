@@ -87,7 +87,7 @@ class Accumulator:
             sum_dtype=sum_dtype,
             masters=masters,
         )
-        self._loop = OwnLoop(self._engine, sync)
+        self._loop = OwnLoop(self._engine)
         self._whole: WholeBatch | None = None
         if loss is not None and feed is not None and sizing is not None:
             self._whole = WholeBatch(

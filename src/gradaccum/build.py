@@ -1,7 +1,6 @@
 """From what you have to the parts: the lower-case functions of the public face."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import wraps
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -39,7 +38,7 @@ from gradaccum.feed import Feed
 from gradaccum.loader import EffectiveBatches
 from gradaccum.memory import Budget, held_bytes, require_within, usable_bytes
 from gradaccum.partition import Cap, CappedCut, Cost, FixedCut, require_positive
-from gradaccum.protocols import GradientSync, InTurn, LossFunction
+from gradaccum.protocols import InTurn, LossFunction
 from gradaccum.sizes import LrRule, Size, SizeBy
 from gradaccum.sizing import Sizing, Told, UnderBudget
 from gradaccum.update import Update
@@ -183,8 +182,7 @@ def accumulator(
     )
     check = None
     if loss is not None and verify == "first" and not coupled:
-        held = _held(loss, sync)
-        check = Verify(model=model, loss=held, micro_batch=feed.peek, length=feed.length)
+        check = Verify(model=model, loss=loss, micro_batch=feed.peek, length=feed.length)
     return Accumulator(
         model=model,
         update=Update(optimizers=optimizers, max_grad_norm=max_grad_norm),
@@ -256,17 +254,6 @@ def effective_batches(
         steps=steps,
         workers=workers,
     )
-
-
-def _held(loss: LossFunction, sync: GradientSync) -> LossFunction:
-    """Return a loss function whose forward pass stays on this rank."""
-
-    @wraps(loss)
-    def held(model: nn.Module, micro: Any) -> Any:
-        with sync.hold():
-            return loss(model, micro)
-
-    return held
 
 
 def _told_sizing(told: Mapping[str, Any], cost: Cost | None, device: torch.device) -> Sizing | None:

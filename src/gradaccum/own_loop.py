@@ -11,7 +11,6 @@ from gradaccum.errors import LossError, PhaseError
 from gradaccum.loss import Loss, checked_terms
 from gradaccum.outcome import Counters, StepReport
 from gradaccum.partition import require_positive
-from gradaccum.protocols import GradientSync
 
 M = TypeVar("M")
 
@@ -21,11 +20,10 @@ class OwnLoop:
 
     Args:
         engine: Sums gradients and makes the update.
-        sync: Agreement between ranks.
     """
 
-    def __init__(self, engine: Engine, sync: GradientSync) -> None:
-        self._engine, self._sync = engine, sync
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         # The effective batch whose micro-batch was handed out and awaits its backward, whether
         # that micro-batch is its last, and how many samples it has.
         self._awaited: Opened | None = None
@@ -71,8 +69,7 @@ class OwnLoop:
                 last = ends or handed == size
                 self._awaited, self._last = opened, last
                 self._samples = common_size(micro) or 0
-                with self._sync.hold():
-                    yield micro
+                yield micro
                 del micro
                 if opened.replaced:
                     raise PhaseError(

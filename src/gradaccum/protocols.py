@@ -5,7 +5,6 @@ an object that does nothing, so the engine has no branch for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -34,9 +33,6 @@ class GradientSync(Protocol):
     ranks: int
     """How many there are."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        """Return a context around a forward pass, or more, that stays on this rank."""
-
     def reduce(self, parameters: "Sequence[Parameter]") -> None:
         """Sum the gradients of these over all ranks, in ``.grad``."""
 
@@ -48,13 +44,6 @@ class LocalSync:
     """One process: nothing to agree on."""
 
     rank, ranks = 0, 1
-
-    def __init__(self) -> None:
-        self._nothing = nullcontext()
-
-    def hold(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return self._nothing
 
     def reduce(self, parameters: "Sequence[Parameter]") -> None:
         """Leave gradients as they are."""

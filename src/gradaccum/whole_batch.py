@@ -213,9 +213,7 @@ class WholeBatch:
 
     def _forward(self, micro: Any) -> Terms:
         name = getattr(self._loss, "__name__", type(self._loss).__name__)
-        with self._sync.hold():
-            loss = self._loss(self._model, micro)
-        return checked_terms(loss, call=f"{name}(model, micro_batch)")
+        return checked_terms(self._loss(self._model, micro), call=f"{name}(model, micro_batch)")
 
 
 def _ahead(micro_batches: Iterable[M]) -> Generator[M, None, None]:

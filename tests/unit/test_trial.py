@@ -1,7 +1,7 @@
 """Micro-batches that are tried before the first step, and what is predicted from them."""
 
 import random
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from gradaccum.errors import ArgumentError, PhaseError, SampleTooLargeError
 from gradaccum.feed import Feed
 from gradaccum.memory import LiveBytes, fit
 from gradaccum.partition import FixedCut
-from gradaccum.protocols import LocalSync
 from gradaccum.trial import EngineTrial
 from gradaccum.update import Update
 
@@ -365,14 +364,8 @@ def test_evaluating_first_leaves_gradients_of_a_loop_by_hand():
 
 
 def test_a_trial_runs_as_an_effective_batch_does():
-    """Ranks are not made to wait for each other, terms have their weights, frozen is frozen."""
+    """Terms have their weights, frozen is frozen."""
     seen = []
-
-    class Held(LocalSync):
-        @contextmanager
-        def hold(self):
-            seen.append("held")
-            yield
 
     def loss(model, micro):
         seen.append(model.still.training)
@@ -383,7 +376,7 @@ def test_a_trial_runs_as_an_effective_batch_does():
         def __call__(self, num_samples, lengths, trial):
             with trial.opened():
                 assert trial.probe(np.arange(2)).count == 2
-            assert seen == ["held", False] * 2
+            assert seen == [False] * 2
             return FixedCut(size=num_samples)
 
     model = Model()
@@ -394,8 +387,7 @@ def test_a_trial_runs_as_an_effective_batch_does():
         feed=Feed(collate=collate_function(PAD)),
         sizing=Tried(),
         weigh=lambda sample: {"ce": len(sample["labels"]) - 1, "more": 1},
-        sync=Held(),
     )
     report = accumulator.step(texts([9, 5, 7, 3]))
     assert report.terms.keys() == {"ce", "more"}
-    assert seen[4:] == ["held", False]
+    assert seen[2:] == [False]

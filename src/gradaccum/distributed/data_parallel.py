@@ -1,7 +1,7 @@
 """Every rank has a copy of the model, and computes its share of each effective batch."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ class DataParallel:
     as it likes, or run one again that did not fit.
 
     Args:
-        replicas: The models, of one process group.
+        replicas: The models, of one process group; they reduce nothing by themselves any more.
     """
 
     def __init__(self, replicas: Sequence[DistributedDataParallel]) -> None:
@@ -39,15 +39,10 @@ class DataParallel:
         self._device = next(replicas[0].parameters()).device
         self.rank: int = dist.get_rank(self._group)
         self.ranks: int = dist.get_world_size(self._group)
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Return a context in which a forward pass, and what comes of it, stays on this rank."""
-        with ExitStack() as held:
-            for replica in self._replicas:
-                replica.require_forward_param_sync = False  # else buffers come from rank 0
-                held.enter_context(replica.no_sync())
-            yield
+        # What its no_sync() sets, which would not do for loops that overlap: each would put back
+        # what it has found. The second is of buffers, in the first forward pass.
+        for replica in self._replicas:
+            replica.require_backward_grad_sync = replica.require_forward_param_sync = False
 
     def reduce(self, parameters: Sequence[Parameter]) -> None:
         """Sum gradients over ranks, in place; and take over the buffers of the first rank.
