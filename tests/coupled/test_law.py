@@ -201,3 +201,35 @@ def test_the_update_is_that_of_the_full_batch(kind, loss, cut):
         assert after.keys() == before.keys()
         for name in before:
             torch.testing.assert_close(after[name], before[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["autocast", "bfloat16", "channels last"])
+def test_in_other_precisions_and_layouts(kind):
+    """As near to float64 as torch's own BatchNorm over the full batch is."""
+    torch.manual_seed(0)
+    model = Resnet().double()
+    micro = {k: v.float() if k == "x" else v for k, v in samples(0).items()}
+    if kind == "channels last":
+        micro["x"] = micro["x"].contiguous(memory_format=torch.channels_last)
+    if kind == "bfloat16":
+        micro["x"] = micro["x"].to(torch.bfloat16)
+
+    def cast_loss(model, micro):
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            return ga.Loss(class_loss(model, micro).sum.float(), len(micro["y"]))
+
+    def gradient(cut, dtype, loss, batch):
+        one = deepcopy(model).to(dtype)
+        before = nn.utils.parameters_to_vector(one.parameters()).detach().clone()
+        if cut is not None:
+            coupled.exact_batchnorm(one)
+        optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
+        ga.accumulator(one, optimizer, loss, micro_batch_size=cut or 11, verify="never").step(batch)
+        return (before - nn.utils.parameters_to_vector(one.parameters()).detach()).double()
+
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    wide = {k: v.double() if k == "x" else v for k, v in micro.items()}
+    truth = gradient(None, torch.float64, class_loss, wide)
+    full, found = (gradient(cut, dtype, cast_loss, micro) for cut in (None, 3))
+    off = [((one - truth).norm() / truth.norm()).item() for one in (full, found)]
+    assert off[1] < 2 * off[0] + 1e-6
